@@ -1,0 +1,75 @@
+/* replayssm plugin ABI 1.0: one decode step.
+ *
+ * The serial equivalent of a forward pass over B requests with one token each:
+ *
+ *     step_begin(slots, force_flush) -> rows      once per pass: reads and moves each slot's cursor
+ *     for layer in 0 .. num_linear_layers - 1:    every layer exactly once
+ *         decode(layer, inputs, weights, pool tensors of the layer, rows) -> out
+ *
+ * Per row and value head hv, with h = hv / (HV / H), state S[V][K] and the log gate g (design/maths.md):
+ *     KDA, GDN:  d = beta (v - (S exp(g)) k);  out = (S exp(g)) q + d (k.q);  S <- S exp(g) + d k^T
+ *     Mamba-2:   S <- S exp(A dt) + dt x B^T;  out = S C + D x;  with z: out <- out z sigmoid(z)
+ * The state is not written at every token: the checkpoint and the `count` records of the ring stand for it, and a flush
+ * (count >= L - 1, or forced) folds them and the current token into the checkpoint.
+ */
+#ifndef RSSM_STEP_H_
+#define RSSM_STEP_H_
+
+#include "rssm_base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* rows: int32 [B, RSSM_ROW_WIDTH], made by step_begin or verify_begin, read by every layer of the pass.
+ *   0 slot   slot, or -1 for a padding row
+ *   1 base   physical ring row of the oldest record
+ *   2 count  pending records before this pass
+ *   3 flush  1 = this pass folds the ring into the checkpoint
+ *   4 conv   position in the convolution's ring before this pass
+ *   5 start  first token of this row in the packed inputs (plain step: the row's number)
+ *   6 len    tokens of this row (plain step: 1)
+ *   7 0
+ * cursor: int32 [S, 4]: base, count, conv, short. `short` is 0, or with RSSM_INIT_SPREAD_FLUSH by how much the slot's
+ * first window is shortened: it flushes at count >= L - 1 - short. */
+enum { RSSM_ROW_WIDTH = 8, RSSM_CURSOR_WIDTH = 4 };
+
+/* All tensors on the instance's device. A slot may appear once in a batch. */
+typedef struct rssm_step_begin_args {
+    uint64_t struct_size;
+    const DLTensor *slots;       /* int32|int64 [B]; < 0, >= S or the pad slot = a padding row          */
+    const DLTensor *force_flush; /* int32|int64 [B] or NULL                                             */
+    const DLTensor *rows_out;    /* int32 [B, 8], the caller's, inner dim compact                       */
+    void *stream;
+    uint32_t flags; /* RSSM_CHECK_DEEP */
+    uint32_t reserved_;
+} rssm_step_begin_args;
+
+/* Flags of step_begin, validate and decode. */
+enum {
+    RSSM_SKIP_VALIDATE = 1u << 0, /* decode: these args passed validate() before and only addresses of the same kind
+                                     changed; a wrong tensor is then undefined behaviour                  */
+    RSSM_CHECK_DEEP = 1u << 1     /* [may-sync] also read the index arrays: duplicate slots, bad cursors  */
+};
+
+/* One layer of one step. Exactly one of rows and write_pos. With write_pos the host keeps the cursor itself: base = 0,
+ * count = write_pos[b], flush when count >= L - 1 or force_flush[b], slot = state_indices[b] or b; after the step the
+ * host sets write_pos to 0 for flushed rows and adds 1 to the others. */
+typedef struct rssm_decode_args {
+    uint64_t struct_size;
+    const DLTensor *const *tensors; /* indexed by role (RSSM_T_*)                                       */
+    uint32_t num_tensors;           /* entries of tensors, usually RSSM_T_COUNT                          */
+    int32_t layer;                  /* ordinal of the linear layer, 0 .. num_linear_layers - 1           */
+    void *stream;                   /* CUDA stream of the host, NULL = legacy default; ignored on CPU    */
+    uint32_t flags;
+    int32_t has_scale;       /* 1: scale replaces the model's (KDA, GDN)                                */
+    int32_t has_lower_bound; /* 1: lower_bound (< 0) replaces the model's (KDA, GDN)                     */
+    int32_t reserved_;
+    double scale;
+    double lower_bound;
+} rssm_decode_args;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

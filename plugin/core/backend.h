@@ -1,0 +1,74 @@
+/* What a backend (cpu/, cuda/) gives to core/: one table of function pointers. Core validates, a backend computes. */
+#ifndef RSSM_CORE_BACKEND_H_
+#define RSSM_CORE_BACKEND_H_
+
+#include "core/step.h"
+#include "rssm_model.h"
+
+/* One tensor of the pool in one layer, for calls over all layers. */
+typedef struct rssm_region {
+    void *data;
+    int64_t slot_stride; /* bytes from slot to slot */
+    int64_t slot_bytes;  /* bytes of one slot       */
+} rssm_region;
+
+/* The whole pool, bound once. Arrays live as long as the instance. */
+typedef struct rssm_pool {
+    const rssm_region *regions; /* state, rings, conv of every layer; not the cursor */
+    int32_t num_regions;
+    int32_t L;
+    int64_t S;
+    int64_t pad_slot;
+    int32_t *cursor;     /* [S, 4] */
+    int64_t cursor_slot; /* elements */
+    int32_t spread;      /* 1: reset gives each slot a phase (cursor[3]) */
+    int32_t pad_;
+} rssm_pool;
+
+typedef struct rssm_backend_options {
+    const rssm_allocator *mem;
+    rssm_log_fn log; /* may be NULL */
+    void *log_user;
+    int32_t device_id;
+    int32_t num_threads; /* 0 = affinity mask */
+    int32_t cpu_level;   /* RSSM_CPU_* */
+    int32_t cpu_reference;
+    int32_t max_batch;
+    int32_t max_K, max_V, max_L; /* largest step: scratch is sized for it; 0 = 4096, 4096, 64 */
+    int32_t family, state_dtype; /* of every step: which kernels to load */
+    int32_t max_regions;         /* of the pool that bind will get */
+    int32_t pad_;
+} rssm_backend_options;
+
+/* ctx is what open returned. All functions report through err and leave everything as it was on failure. */
+typedef struct rssm_backend {
+    const char *name;
+    int32_t device_type; /* DLDeviceType */
+    int64_t (*workspace_bytes)(
+        const rssm_backend_options *options); /* what open allocates besides small host structs */
+    rssm_status (*open)(const rssm_backend_options *options, void **ctx, rssm_error *err);
+    void (*close)(void *ctx);
+    const char *(*level)(const void *ctx); /* "avx2", ...; "" on CUDA */
+    int32_t (*threads)(const void *ctx);
+    rssm_status (*alloc)(void *ctx, int64_t bytes, void **ptr, rssm_error *err); /* 256-byte aligned, zeroed */
+    void (*free)(void *ctx, void *ptr, int64_t bytes);
+    rssm_status (*bind)(void *ctx, const rssm_pool *pool, rssm_error *err);
+    rssm_status (*reset)(void *ctx, const rssm_index *slots, int64_t count, void *stream,
+                         rssm_error *err); /* slots->data NULL = all */
+    rssm_status (*step_begin)(void *ctx, const rssm_begin *begin, void *stream, rssm_error *err);
+    rssm_status (*step)(void *ctx, const rssm_step *step, void *stream, rssm_error *err);
+    uint32_t *(*fault_word)(void *ctx); /* where step and begin or their faults in */
+    rssm_status (*fault_read)(void *ctx, void *stream, uint32_t *word, rssm_error *err);
+    rssm_status (*fault_clear)(void *ctx, void *stream, rssm_error *err);
+    /* Deep checks: strided small arrays to host memory, after the work on stream. width elements of `bits` per row. */
+    rssm_status (*to_host)(void *ctx, void *dst, const void *src, int64_t bytes, void *stream, rssm_error *err);
+} rssm_backend;
+
+const rssm_backend *rssm_cpu_backend(void);
+const rssm_backend *rssm_cuda_backend(void); /* NULL in a build without CUDA */
+
+/* The level rssm_cpu_backend would use with these options, without opening it: for describe. */
+const char *rssm_cpu_level_name(int32_t cpu_level, int32_t cpu_reference);
+int32_t rssm_cpu_thread_count(int32_t num_threads);
+
+#endif

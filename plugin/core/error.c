@@ -1,0 +1,91 @@
+#include "core/error.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static const char *const status_names[] = {
+    [RSSM_OK] = "RSSM_OK",
+    [RSSM_ERR_ARGUMENT] = "RSSM_ERR_ARGUMENT",
+    [RSSM_ERR_STRUCT_SIZE] = "RSSM_ERR_STRUCT_SIZE",
+    [RSSM_ERR_UNSUPPORTED] = "RSSM_ERR_UNSUPPORTED",
+    [RSSM_ERR_OUT_OF_MEMORY] = "RSSM_ERR_OUT_OF_MEMORY",
+    [RSSM_ERR_OVERFLOW] = "RSSM_ERR_OVERFLOW",
+    [RSSM_ERR_IO] = "RSSM_ERR_IO",
+    [RSSM_ERR_JSON] = "RSSM_ERR_JSON",
+    [RSSM_ERR_CONFIG] = "RSSM_ERR_CONFIG",
+    [RSSM_ERR_MODEL] = "RSSM_ERR_MODEL",
+    [RSSM_ERR_TP] = "RSSM_ERR_TP",
+    [RSSM_ERR_STATE] = "RSSM_ERR_STATE",
+    [RSSM_ERR_ROLE] = "RSSM_ERR_ROLE",
+    [RSSM_ERR_MISSING] = "RSSM_ERR_MISSING",
+    [RSSM_ERR_SHAPE] = "RSSM_ERR_SHAPE",
+    [RSSM_ERR_DTYPE] = "RSSM_ERR_DTYPE",
+    [RSSM_ERR_DEVICE] = "RSSM_ERR_DEVICE",
+    [RSSM_ERR_STRIDE] = "RSSM_ERR_STRIDE",
+    [RSSM_ERR_ALIGNMENT] = "RSSM_ERR_ALIGNMENT",
+    [RSSM_ERR_OVERLAP] = "RSSM_ERR_OVERLAP",
+    [RSSM_ERR_VALUE] = "RSSM_ERR_VALUE",
+    [RSSM_ERR_STREAM_DATA] = "RSSM_ERR_STREAM_DATA",
+    [RSSM_ERR_CUDA] = "RSSM_ERR_CUDA",
+    [RSSM_ERR_DEVICE_LOST] = "RSSM_ERR_DEVICE_LOST",
+    [RSSM_ERR_INTERNAL] = "RSSM_ERR_INTERNAL",
+};
+
+const char *rssm_status_name(rssm_status status)
+{
+    if (status < 0 || status >= (int32_t)(sizeof(status_names) / sizeof(status_names[0])))
+        return "unknown status";
+    return status_names[status];
+}
+
+/* One line of whole UTF-8 characters, whatever the arguments held. */
+static void tidy(char *text, int length, int size)
+{
+    int end = length < size ? length : size - 1;
+    if (length >= size) {
+        while (end > 0 && ((unsigned char)text[end - 1] & 0xC0) == 0x80)
+            end--; /* continuation bytes of a sequence that may be cut */
+        if (end > 0 && (unsigned char)text[end - 1] >= 0xC0)
+            end--;
+    }
+    text[end] = 0;
+    for (char *c = text; *c; c++)
+        if ((unsigned char)*c < 0x20 || *c == 0x7F)
+            *c = '?';
+}
+
+static void __attribute__((format(printf, 4, 0)))
+fill(rssm_error *err, rssm_status status, rssm_where where, const char *format, va_list args)
+{
+    err->status = status;
+    err->role = where.role;
+    err->dim = where.dim;
+    err->cuda_error = 0;
+    err->expected = where.expected;
+    err->got = where.got;
+    int length = vsnprintf(err->message, sizeof(err->message), format, args);
+    tidy(err->message, length < 0 ? 0 : length, sizeof(err->message));
+}
+
+rssm_status rssm_fail(rssm_error *err, rssm_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fill(err, status, (rssm_where){.dim = -1}, format, args);
+    va_end(args);
+    return status;
+}
+
+rssm_status rssm_fail_at(rssm_error *err, rssm_status status, rssm_where where, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fill(err, status, where, format, args);
+    va_end(args);
+    return status;
+}
+
+rssm_status rssm_out_of_memory(rssm_error *err)
+{
+    return rssm_fail(err, RSSM_ERR_OUT_OF_MEMORY, "out of host memory");
+}

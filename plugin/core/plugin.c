@@ -1,0 +1,534 @@
+#include "core/plugin.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/config.h"
+#include "core/error.h"
+#include "core/validate.h"
+
+enum { DEFAULT_MAX_BATCH = 65536, MAX_MAX_BATCH = 1 << 20, MAX_THREADS = 1024 };
+
+/* ---- init ------------------------------------------------------------------------------------------------------- */
+
+static rssm_status check_options(const rssm_init_args *a, rssm_error *err)
+{
+    const uint32_t known = RSSM_INIT_CONV_STATE | RSSM_INIT_SPREAD_FLUSH | RSSM_INIT_CPU_REFERENCE;
+    int sources = (a->config_json != NULL) + (a->config_path != NULL) + (a->dims != NULL);
+    if (sources != 1)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "give exactly one of config_json, config_path and dims; got %d",
+                         sources);
+    if (a->flags & ~known)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "unknown init flag 0x%x", a->flags & ~known);
+    if (a->max_batch < 0 || a->max_batch > MAX_MAX_BATCH)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "max_batch = %d is not in 0..%d", a->max_batch, MAX_MAX_BATCH);
+    if (a->num_threads < 0 || a->num_threads > MAX_THREADS)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "num_threads = %d is not in 0..%d", a->num_threads, MAX_THREADS);
+    if (a->cpu_level < RSSM_CPU_BEST || a->cpu_level > RSSM_CPU_NEON)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "cpu_level = %d is not an RSSM_CPU_* value", a->cpu_level);
+    if (a->has_pad_slot & ~1)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "has_pad_slot = %d must be 0 or 1", a->has_pad_slot);
+    if (a->device_id < 0)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "device_id = %d is negative", a->device_id);
+    return RSSM_OK;
+}
+
+static rssm_status pick_backend(rssm_plugin *p, rssm_error *err)
+{
+    if (!p->args.device_type)
+        p->args.device_type = kDLCPU;
+    if (p->args.device_type == kDLCPU)
+        p->backend = rssm_cpu_backend();
+    else if (p->args.device_type == kDLCUDA)
+        p->backend = rssm_cuda_backend();
+    else
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "device_type = %d is neither kDLCPU (1) nor kDLCUDA (2)",
+                         p->args.device_type);
+    if (!p->backend)
+        return rssm_fail(err, RSSM_ERR_UNSUPPORTED, "this build of replayssm has no CUDA backend (CPU only)");
+    p->backend_options = (rssm_backend_options){
+        .mem = &p->mem,
+        .log = p->args.log,
+        .log_user = p->args.log_user,
+        .device_id = p->args.device_id,
+        .num_threads = p->args.num_threads,
+        .cpu_level = p->args.cpu_level,
+        .cpu_reference = (p->args.flags & RSSM_INIT_CPU_REFERENCE) != 0,
+        .max_batch = p->args.max_batch,
+    };
+    return RSSM_OK;
+}
+
+static rssm_status read_model(rssm_plugin *p, const rssm_init_args *args, rssm_error *err)
+{
+    if (args->dims)
+        return rssm_model_from_dims(&p->model, &p->arena, args->dims, err);
+    if (args->config_path)
+        return rssm_config_read_file(&p->model, &p->arena, args->config_path, err);
+    return rssm_config_read(&p->model, &p->arena, args->config_json, args->config_json_len, err);
+}
+
+static rssm_status build(rssm_plugin *p, const rssm_init_args *args, rssm_error *err)
+{
+    rssm_status status = pick_backend(p, err);
+    if (!status)
+        status = read_model(p, args, err);
+    if (!status)
+        status = rssm_rank_resolve(&p->rank, &p->arena, &p->model, &p->args, err);
+    p->backend_options.max_K = p->rank.K;
+    p->backend_options.max_V = p->rank.V;
+    p->backend_options.max_L = p->rank.L;
+    p->backend_options.family = p->model.family;
+    p->backend_options.state_dtype = p->rank.state_dtype;
+    p->backend_options.max_regions = p->rank.num_linear * (RSSM_MAX_POOL_TENSORS - 1);
+    if (!status)
+        status = rssm_layout_make(&p->layout, p->tensors, &p->arena, &p->rank, &p->args,
+                                  p->backend->workspace_bytes(&p->backend_options), err);
+    return status;
+}
+
+rssm_status rssm_plugin_init(const rssm_init_args *args, rssm_plugin **out, rssm_error *err)
+{
+    rssm_status status = check_options(args, err);
+    if (status)
+        return status;
+    rssm_allocator mem = args->allocator ? *args->allocator : rssm_mem_default();
+    if (!mem.alloc != !mem.free)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "the allocator's alloc and free come together");
+    if (!mem.device_alloc != !mem.device_free)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "the allocator's device_alloc and device_free come together");
+    if (!mem.alloc) {
+        mem.alloc = rssm_mem_default().alloc;
+        mem.free = rssm_mem_default().free;
+    }
+    rssm_plugin *p = rssm_mem_alloc(&mem, sizeof(*p), 16);
+    if (!p)
+        return rssm_out_of_memory(err);
+    p->magic = RSSM_PLUGIN_MAGIC;
+    p->mem = mem;
+    p->arena.mem = &p->mem;
+    p->args = *args;
+    p->args.config_json = p->args.config_path = NULL;
+    p->args.dims = NULL;
+    p->args.allocator = NULL;
+    if (!p->args.max_batch)
+        p->args.max_batch = DEFAULT_MAX_BATCH;
+    status = build(p, args, err);
+    if (status)
+        rssm_plugin_free(p);
+    else
+        *out = p;
+    return status;
+}
+
+void rssm_plugin_free(rssm_plugin *p)
+{
+    if (p->ctx && p->slab)
+        p->backend->free(p->ctx, p->slab, p->layout.slab_bytes);
+    if (p->ctx)
+        p->backend->close(p->ctx);
+    rssm_arena_free(&p->arena);
+    p->magic = 0;
+    rssm_allocator mem = p->mem;
+    rssm_mem_free(&mem, p, sizeof(*p));
+}
+
+/* ---- describe --------------------------------------------------------------------------------------------------- */
+
+void rssm_plugin_describe(const rssm_plugin *p, rssm_description *out)
+{
+    const rssm_model *m = &p->model;
+    const rssm_rank *r = &p->rank;
+    bool mamba = m->family == RSSM_FAMILY_MAMBA2, cpu = p->args.device_type == kDLCPU;
+    *out = (rssm_description){
+        .struct_size = sizeof(*out),
+        .family = m->family,
+        .gate_kind = mamba                ? RSSM_GATE_MAMBA2
+                     : m->has_lower_bound ? RSSM_GATE_BOUNDED
+                                          : RSSM_GATE_SOFTPLUS,
+        .family_name = r->family->name,
+        .model_type = m->model_type,
+        .num_layers = m->num_layers,
+        .num_linear_layers = r->num_linear,
+        .linear_layers = r->linear_layers,
+        .model_H = m->H,
+        .model_HV = m->HV,
+        .H = r->H,
+        .HV = r->HV,
+        .K = r->K,
+        .V = r->V,
+        .head_begin = r->head_begin,
+        .group_begin = r->group_begin,
+        .tp_size = r->tp_size,
+        .tp_rank = r->tp_rank,
+        .conv_kernel = m->conv_kernel,
+        .conv_channels = r->conv_channels,
+        .has_lower_bound = m->has_lower_bound,
+        .qk_norm = m->qk_norm && !mamba,
+        .lower_bound = m->lower_bound,
+        .scale = rssm_default_scale(p),
+        .norm_eps = RSSM_NORM_EPS,
+        .beta_scale = m->beta_scale,
+        .time_step_limit_min = m->dt_min,
+        .time_step_limit_max = m->dt_max,
+        .ring_length = r->L,
+        .ring_rows = r->R,
+        .max_draft_tokens = p->args.max_draft_tokens,
+        .io_dtype = r->io_dtype,
+        .state_dtype = r->state_dtype,
+        .ring_dtype = r->ring_dtype,
+        .device_type = p->args.device_type,
+        .device_id = p->args.device_id,
+        .layout_version = RSSM_LAYOUT_VERSION,
+        .layout_hash = r->hash,
+        .layout_text = r->hash_text,
+        .ring_reason = r->ring_reason,
+        .read = m->read.items,
+        .assumed = m->assumed.items,
+        .num_read = m->read.count,
+        .num_assumed = m->assumed.count,
+        .step_bytes = r->step_bytes,
+        .step_bytes_read_write = r->step_bytes_read_write,
+        .cpu_level = cpu ? rssm_cpu_level_name(p->args.cpu_level, p->backend_options.cpu_reference) : "",
+        .num_threads = cpu ? rssm_cpu_thread_count(p->args.num_threads) : 0,
+    };
+}
+
+/* ---- the pool --------------------------------------------------------------------------------------------------- */
+
+rssm_status rssm_plugin_prepare(rssm_plugin *p, rssm_error *err)
+{
+    return p->ctx ? RSSM_OK : p->backend->open(&p->backend_options, &p->ctx, err);
+}
+
+static rssm_pool_view *view_of(const rssm_plugin *p, rssm_pool_view *views, int32_t layer, int32_t tensor)
+{
+    return &views[(int64_t)layer * p->layout.num_tensors + tensor];
+}
+
+/* The table's tensor at an address, compact. */
+static void set_view(const rssm_plugin *p, rssm_pool_view *view, const rssm_tensor_info *info, void *data)
+{
+    memcpy(view->shape, info->shape, sizeof(view->shape));
+    memcpy(view->strides, info->strides, sizeof(view->strides));
+    view->tensor = (DLTensor){
+        .data = data,
+        .device = {.device_type = (DLDeviceType)p->args.device_type, .device_id = p->args.device_id},
+        .ndim = info->ndim,
+        .dtype = {.code = (uint8_t)info->dtype_code, .bits = (uint8_t)info->dtype_bits, .lanes = 1},
+        .shape = view->shape,
+        .strides = view->strides,
+    };
+}
+
+static void views_of_slab(const rssm_plugin *p, rssm_pool_view *views, char *slab)
+{
+    for (int32_t layer = 0; layer < p->rank.num_linear; layer++)
+        for (int32_t i = 0; i < p->layout.num_tensors; i++)
+            set_view(p, view_of(p, views, layer, i), &p->tensors[i],
+                     slab + p->tensors[i].offset + layer * p->tensors[i].layer_stride);
+}
+
+/* The host's own tensors, each checked against the table; S is bound by the first and must be num_slots. */
+static rssm_status views_of_tensors(const rssm_plugin *p, rssm_pool_view *views, const rssm_pool_args *args,
+                                    rssm_error *err)
+{
+    rssm_dims_of dims = p->rank.dims;
+    dims.of[RSSM_SYM_S] = p->layout.num_slots;
+    for (int32_t layer = 0; layer < p->rank.num_linear; layer++) {
+        for (int32_t i = 0; i < p->layout.num_tensors; i++) {
+            const rssm_tensor_info *info = &p->tensors[i];
+            int64_t at = (info->per_layer ? (int64_t)layer : 0) * args->num_roles + info->role;
+            const DLTensor *t = (uint32_t)info->role < args->num_roles ? args->tensors[at] : NULL;
+            if (!t)
+                return rssm_fail_at(err, RSSM_ERR_MISSING, (rssm_where){.role = info->role, .dim = -1},
+                                    "pool tensor `%s` of layer %d is missing", info->name, layer);
+            rssm_status status = rssm_check_tensor(p, rssm_family_role(p->rank.family, info->role), t, &dims, err);
+            if (status)
+                return status;
+            rssm_pool_view *view = view_of(p, views, layer, i);
+            set_view(p, view, info, rssm_tensor_data(t));
+            view->strides[0] = rssm_tensor_stride0(t);
+        }
+    }
+    return RSSM_OK;
+}
+
+/* No two tensors of the pool may share memory (the cursor's views are one tensor). Sorted by address this would be
+ * n log n; pools have a few hundred tensors and this runs once. */
+static rssm_status check_pool_overlaps(const rssm_plugin *p, rssm_pool_view *views, rssm_error *err)
+{
+    int64_t count = (int64_t)p->rank.num_linear * p->layout.num_tensors;
+    for (int64_t a = 0; a < count; a++) {
+        const rssm_tensor_info *first = &p->tensors[a % p->layout.num_tensors];
+        if (!first->per_layer && a >= p->layout.num_tensors)
+            continue;
+        for (int64_t b = a + 1; b < count; b++) {
+            const rssm_tensor_info *second = &p->tensors[b % p->layout.num_tensors];
+            if (!second->per_layer && b >= p->layout.num_tensors)
+                continue;
+            if (rssm_tensors_overlap(&views[a].tensor, &views[b].tensor))
+                return rssm_fail_at(err, RSSM_ERR_OVERLAP,
+                                    (rssm_where){.role = first->role, .dim = -1, .expected = second->role},
+                                    "pool tensor `%s` of layer %d shares memory with `%s` of layer %d", first->name,
+                                    (int)(a / p->layout.num_tensors), second->name, (int)(b / p->layout.num_tensors));
+        }
+    }
+    return RSSM_OK;
+}
+
+/* What calls over all layers need: every tensor but the cursor as a region. */
+static void make_regions(const rssm_plugin *p, rssm_pool_view *views, rssm_region *regions, rssm_pool *pool)
+{
+    *pool = (rssm_pool){.regions = regions,
+                        .L = p->rank.L,
+                        .S = p->layout.num_slots,
+                        .pad_slot = p->args.has_pad_slot ? p->args.pad_slot : -1,
+                        .spread = (p->args.flags & RSSM_INIT_SPREAD_FLUSH) != 0};
+    for (int32_t layer = 0; layer < p->rank.num_linear; layer++)
+        for (int32_t i = 0; i < p->layout.num_tensors; i++) {
+            const rssm_tensor_info *info = &p->tensors[i];
+            const DLTensor *t = &view_of(p, views, layer, i)->tensor;
+            if (info->per_layer) {
+                regions[pool->num_regions++] = (rssm_region){.data = t->data,
+                                                             .slot_stride = t->strides[0] * info->dtype_bits / 8,
+                                                             .slot_bytes = info->bytes_per_slot};
+            } else if (layer == 0) {
+                pool->cursor = t->data;
+                pool->cursor_slot = t->strides[0];
+            }
+        }
+}
+
+static rssm_status check_pool_args(const rssm_plugin *p, const rssm_pool_args *args, rssm_error *err)
+{
+    if (!p->ctx)
+        return rssm_fail(err, RSSM_ERR_STATE, "pool_create before prepare");
+    if (p->pool.regions)
+        return rssm_fail(err, RSSM_ERR_STATE, "the instance has its pool already");
+    if (!p->args.num_slots && !p->args.memory_budget_bytes)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "pool_create needs num_slots or memory_budget_bytes at init");
+    if (args->flags)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "unknown flag 0x%x", args->flags);
+    if (args->slab && args->tensors)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "slab and tensors: give one of them");
+    if (args->slab && args->slab_bytes < (uint64_t)p->layout.slab_bytes)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "the slab has %llu bytes; the layout needs %lld",
+                         (unsigned long long)args->slab_bytes, (long long)p->layout.slab_bytes);
+    if ((uintptr_t)args->slab % RSSM_POOL_ALIGNMENT)
+        return rssm_fail(err, RSSM_ERR_ALIGNMENT, "the slab must be %d-byte aligned; got %p", RSSM_POOL_ALIGNMENT,
+                         args->slab);
+    return RSSM_OK;
+}
+
+rssm_status rssm_plugin_pool_create(rssm_plugin *p, const rssm_pool_args *args, rssm_error *err)
+{
+    rssm_status status = check_pool_args(p, args, err);
+    if (status)
+        return status;
+    size_t count = (size_t)p->rank.num_linear * (size_t)p->layout.num_tensors;
+    /* Arena memory of a failed call stays with the instance until teardown. */
+    rssm_pool_view *views = rssm_arena_alloc(&p->arena, count * sizeof(*views));
+    rssm_region *regions = rssm_arena_alloc(&p->arena, count * sizeof(*regions));
+    if (!views || !regions)
+        return rssm_out_of_memory(err);
+    void *slab = NULL;
+    if (args->tensors) {
+        status = views_of_tensors(p, views, args, err);
+        if (!status)
+            status = check_pool_overlaps(p, views, err);
+    } else {
+        if (!args->slab)
+            status = p->backend->alloc(p->ctx, p->layout.slab_bytes, &slab, err);
+        if (!status)
+            views_of_slab(p, views, slab ? slab : args->slab);
+    }
+    if (status)
+        return status;
+    rssm_pool pool;
+    make_regions(p, views, regions, &pool);
+    status = p->backend->bind(p->ctx, &pool, err);
+    if (!status && slab && pool.spread) /* fresh memory is a reset pool, but for the phases */
+        status = p->backend->reset(p->ctx, &(rssm_index){0}, 0, args->stream, err);
+    if (status) {
+        if (slab)
+            p->backend->free(p->ctx, slab, p->layout.slab_bytes);
+        return status;
+    }
+    p->pool = pool;
+    p->views = views;
+    p->slab = slab;
+    return RSSM_OK;
+}
+
+rssm_status rssm_plugin_reset(rssm_plugin *p, const rssm_reset_args *args, rssm_error *err)
+{
+    if (!p->pool.regions)
+        return rssm_fail(err, RSSM_ERR_STATE, "reset before pool_create");
+    if (args->flags)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "unknown flag 0x%x", args->flags);
+    rssm_index slots = {0};
+    int64_t count = 0;
+    if (args->slots) {
+        rssm_dims_of dims = p->rank.dims;
+        rssm_status status = rssm_check_list(p, RSSM_T_SLOTS, RSSM_SYM_N, args->slots, &dims, err);
+        if (status)
+            return status;
+        slots = rssm_index_of(args->slots);
+        count = dims.of[RSSM_SYM_N];
+        if (count == 0)
+            return RSSM_OK;
+    }
+    return p->backend->reset(p->ctx, &slots, count, args->stream, err);
+}
+
+/* ---- a step ----------------------------------------------------------------------------------------------------- */
+
+rssm_status rssm_plugin_step_begin(rssm_plugin *p, const rssm_step_begin_args *args, rssm_error *err)
+{
+    rssm_status status = rssm_check_step_begin(p, args, err);
+    if (status || args->slots->shape[0] == 0)
+        return status;
+    rssm_begin begin = {
+        .B = (int32_t)args->slots->shape[0],
+        .L = p->rank.L,
+        .R = p->rank.R,
+        .conv_len = p->rank.conv_len,
+        .S = p->pool.S,
+        .pad_slot = p->pool.pad_slot,
+        .slots = rssm_index_of(args->slots),
+        .force_flush = rssm_index_of(args->force_flush),
+        .cursor = p->pool.cursor,
+        .cursor_slot = p->pool.cursor_slot,
+        .rows = rssm_tensor_data(args->rows_out),
+        .rows_row = rssm_tensor_stride0(args->rows_out),
+        .fault = p->backend->fault_word(p->ctx),
+    };
+    return p->backend->step_begin(p->ctx, &begin, args->stream, err);
+}
+
+static const DLTensor *tensor_at(const rssm_decode_args *args, int32_t role)
+{
+    return (uint32_t)role < args->num_tensors ? args->tensors[role] : NULL;
+}
+
+static rssm_input input_of(const DLTensor *t)
+{
+    if (!t)
+        return (rssm_input){0};
+    return (rssm_input){
+        .data = rssm_tensor_data(t), .row = t->ndim ? rssm_tensor_stride0(t) : 0, .dtype = rssm_dtype_of(t)};
+}
+
+/* Absent (a ring at L = 1), it still says the dtype that records are rounded to. */
+static rssm_pooled pooled_of(const DLTensor *t, int32_t dtype)
+{
+    if (!t)
+        return (rssm_pooled){.dtype = dtype};
+    return (rssm_pooled){.data = rssm_tensor_data(t), .slot = rssm_tensor_stride0(t), .dtype = dtype};
+}
+
+/* The part of a packed row that starts `elements` in. */
+static rssm_input part_of(rssm_input packed, int64_t elements)
+{
+    int32_t width = rssm_dtype_bytes(packed.dtype);
+    return (rssm_input){.data = packed.data ? (const char *)packed.data + elements * width : NULL,
+                        .row = packed.row,
+                        .dtype = packed.dtype};
+}
+
+/* Rows are q | k | v, or x | B | C with q = C, k = B, v = x. */
+static void set_inputs(const rssm_plugin *p, const rssm_decode_args *args, rssm_step *step)
+{
+    bool mamba = p->model.family == RSSM_FAMILY_MAMBA2;
+    int64_t keys = p->rank.dims.of[RSSM_SYM_HxK], values = p->rank.dims.of[RSSM_SYM_HVxV];
+    const DLTensor *packed = tensor_at(args, mamba ? RSSM_T_MIXED_XBC : RSSM_T_MIXED_QKV);
+    if (packed) {
+        rssm_input row = input_of(packed);
+        step->q = part_of(row, mamba ? values + keys : 0);
+        step->k = part_of(row, mamba ? values : keys);
+        step->v = part_of(row, mamba ? 0 : 2 * keys);
+    } else {
+        step->q = input_of(tensor_at(args, mamba ? RSSM_T_CM : RSSM_T_Q));
+        step->k = input_of(tensor_at(args, mamba ? RSSM_T_BM : RSSM_T_K));
+        step->v = input_of(tensor_at(args, mamba ? RSSM_T_X : RSSM_T_V));
+    }
+    step->a = input_of(tensor_at(args, mamba ? RSSM_T_DT : RSSM_T_A));
+    step->b = input_of(tensor_at(args, RSSM_T_B));
+    step->z = input_of(tensor_at(args, RSSM_T_Z));
+    const DLTensor *decay = tensor_at(args, RSSM_T_A_DECAY);
+    step->A_log = input_of(decay ? decay : tensor_at(args, RSSM_T_A_LOG));
+    step->dt_bias = input_of(tensor_at(args, RSSM_T_DT_BIAS));
+    step->D = input_of(tensor_at(args, RSSM_T_D));
+    step->flags |= decay ? RSSM_STEP_A_IS_DECAY : 0;
+}
+
+static void set_pool_tensors(const rssm_plugin *p, const rssm_decode_args *args, rssm_step *step)
+{
+    bool mamba = p->model.family == RSSM_FAMILY_MAMBA2;
+    step->state = pooled_of(tensor_at(args, RSSM_T_STATE), p->rank.state_dtype);
+    step->d_cache = pooled_of(tensor_at(args, mamba ? RSSM_T_X_CACHE : RSSM_T_D_CACHE), p->rank.ring_dtype);
+    step->k_cache = pooled_of(tensor_at(args, mamba ? RSSM_T_B_CACHE : RSSM_T_K_CACHE), p->rank.ring_dtype);
+    step->g_cache = pooled_of(tensor_at(args, mamba ? RSSM_T_DT_CACHE : RSSM_T_G_CACHE), RSSM_DTYPE_FLOAT32);
+    step->S = tensor_at(args, RSSM_T_STATE)->shape[0];
+    const DLTensor *rows = tensor_at(args, RSSM_T_ROWS);
+    if (rows) {
+        step->rows = rssm_tensor_data(rows);
+        step->rows_row = rssm_tensor_stride0(rows);
+    } else {
+        step->state_indices = rssm_index_of(tensor_at(args, RSSM_T_STATE_INDICES));
+        step->write_pos = rssm_index_of(tensor_at(args, RSSM_T_WRITE_POS));
+        step->force_flush = rssm_index_of(tensor_at(args, RSSM_T_FORCE_FLUSH));
+    }
+}
+
+double rssm_default_scale(const rssm_plugin *p)
+{
+    return p->model.family == RSSM_FAMILY_MAMBA2 ? 1 : 1 / sqrt((double)p->rank.K);
+}
+
+/* args are valid: tensors by role -> what a backend takes. */
+static void make_step(const rssm_plugin *p, const rssm_decode_args *args, rssm_step *step)
+{
+    const rssm_model *m = &p->model;
+    const DLTensor *out = tensor_at(args, RSSM_T_OUT);
+    bool mamba = m->family == RSSM_FAMILY_MAMBA2;
+    memset(step, 0, sizeof(*step));
+    step->family = m->family;
+    step->B = (int32_t)out->shape[0];
+    step->H = p->rank.H;
+    step->HV = p->rank.HV;
+    step->K = p->rank.K;
+    step->V = p->rank.V;
+    step->L = p->rank.L;
+    step->R = p->rank.R;
+    step->pad_slot = p->args.has_pad_slot ? p->args.pad_slot : -1;
+    step->flags = (m->has_lower_bound || args->has_lower_bound ? RSSM_STEP_HAS_BOUND : 0) |
+                  (m->qk_norm && !mamba ? RSSM_STEP_QK_NORM : 0) | (mamba ? RSSM_STEP_DT_SOFTPLUS : 0);
+    set_inputs(p, args, step);
+    set_pool_tensors(p, args, step);
+    step->out = rssm_tensor_data(out);
+    step->out_row = rssm_tensor_stride0(out);
+    step->out_dtype = rssm_dtype_of(out);
+    step->fault = p->backend->fault_word(p->ctx);
+    step->scale = (float)(args->has_scale ? args->scale : rssm_default_scale(p));
+    step->lower_bound = (float)(args->has_lower_bound ? args->lower_bound : m->lower_bound);
+    step->beta_scale = (float)m->beta_scale;
+    step->dt_min = (float)m->dt_min;
+    step->dt_max = (float)m->dt_max;
+    step->norm_eps = (float)RSSM_NORM_EPS;
+}
+
+rssm_status rssm_plugin_decode(rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
+{
+    if (!p->ctx)
+        return rssm_fail(err, RSSM_ERR_STATE, "decode before prepare");
+    if (!(args->flags & RSSM_SKIP_VALIDATE)) {
+        rssm_status status = rssm_check_decode(p, args, err);
+        if (status)
+            return status;
+    }
+    rssm_step step;
+    make_step(p, args, &step);
+    return step.B ? p->backend->step(p->ctx, &step, args->stream, err) : RSSM_OK;
+}

@@ -1,0 +1,127 @@
+#!/bin/bash
+# The whole test suite, as CI runs it: installs what is missing, builds with gcc, clang and the sanitizers, runs every
+# test, and ends with a line `N passed, N failed`. A stage that overruns its budget (seconds) is a failure.
+# Usage: tests/run.sh [stage ...]   (default: all of them; `tests/run.sh list` names them)
+set -u
+cd "$(dirname "$0")/.."
+
+stages="install format gcc clang asan tsan cuda readme"
+if [ "${1:-}" = list ]; then
+    echo "$stages"
+    exit 0
+fi
+[ $# -gt 0 ] && stages="$*"
+
+passed=0
+failed=0
+export RSSM_MODELS=${RSSM_MODELS:-$PWD/../shared/models}
+
+note() { printf '%s\n' "== $*"; }
+
+# One thing that holds or not.
+check() { # name command...
+    local name=$1
+    shift
+    if "$@"; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        note "FAILED: $name"
+    fi
+}
+
+# Adds up what the test programs of a build said: Check's summaries, and `N passed, N failed` of the others.
+count_log() { # file
+    local log=$1 good bad
+    [ -f "$log" ] || return 0
+    read -r good bad < <(awk '
+        match($0, /Checks: [0-9]+, Failures: [0-9]+, Errors: [0-9]+/) {
+            split(substr($0, RSTART, RLENGTH), f, /[^0-9]+/); bad += f[3] + f[4]; good += f[2] - f[3] - f[4] }
+        /^[0-9]+ passed, [0-9]+ failed/ { good += $1; bad += $3 }
+        END { print good + 0, bad + 0 }' "$log")
+    passed=$((passed + good))
+    failed=$((failed + bad))
+    note "$good checks passed, $bad failed"
+}
+
+# Configures, builds and tests one variant. A failing test program prints its log.
+variant() { # folder suites meson-args...
+    local dir=$1 suites=$2
+    shift 2
+    [ -f "$dir/build.ninja" ] || meson setup "$dir" --fatal-meson-warnings "$@" || return 1
+    meson compile -C "$dir" || return 1
+    local args=() suite
+    for suite in $suites; do args+=(--suite "$suite"); done
+    rm -f "$dir/meson-logs/testlog.txt"
+    meson test -C "$dir" --no-rebuild --print-errorlogs "${args[@]}"
+    local rc=$?
+    count_log "$dir/meson-logs/testlog.txt"
+    return $rc
+}
+
+stage_install() { .ci/install; }
+
+stage_format() {
+    git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
+}
+
+stage_gcc() {
+    CC=gcc variant build "" --werror -Dcuda=disabled || return 1
+    check "one exported symbol" tests/symbols.sh build/plugin/replayssm.so
+}
+
+stage_clang() { CC=clang variant build-clang "" --werror -Dcuda=disabled; }
+
+stage_asan() {
+    CC=gcc ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+        variant build-asan "" --werror -Dcuda=disabled -Db_sanitize=address,undefined -Db_lundef=false \
+        -Dbuildtype=debugoptimized
+}
+
+stage_tsan() {
+    CC=clang TSAN_OPTIONS=halt_on_error=1 variant build-tsan "threads" --werror -Dcuda=disabled -Db_sanitize=thread \
+        -Db_lundef=false -Dbuildtype=debugoptimized
+}
+
+# The CUDA backend compiles and links where there is nvcc; it runs in tests/gpu.sh, on a GPU.
+stage_cuda() {
+    if ! command -v nvcc > /dev/null && [ ! -x /usr/local/cuda/bin/nvcc ]; then
+        note "no nvcc: not compiled"
+        return 0
+    fi
+    variant build-cuda "abi" --werror -Dcuda=enabled || return 1
+    check "one exported symbol with CUDA" tests/symbols.sh build-cuda/plugin/replayssm.so
+}
+
+# What the README promises: the main job on a real config, in three families.
+stage_readme() {
+    local run=build/examples/replayssm-run config
+    for config in kimi-linear-48b-a3b qwen3.5-35b-a3b granite-4.0-h-small; do
+        for ring in 1 2 5 16; do
+            check "$config L=$ring" $run configs/$config.json --tp 4 --batch 4 --steps 40 --ring $ring --check
+        done
+        check "$config trajectory" $run configs/$config.json --tp 4 --batch 4 --steps 40 --io float32 --oracle trajectory --check
+        check "$config bf16 state" $run configs/$config.json --tp 4 --batch 4 --steps 40 --state bfloat16 --check
+    done
+    check "minimal host" build/examples/minimal build/plugin/replayssm.so configs/qwen3.5-35b-a3b.json
+}
+
+budget_install=300 budget_format=30 budget_gcc=420 budget_clang=420 budget_asan=600 budget_tsan=300 budget_cuda=420 budget_readme=300
+table=""
+total=0
+for stage in $stages; do
+    budget_name=budget_$stage
+    budget=${!budget_name:-600}
+    note "stage $stage (budget $budget s)"
+    begin=$SECONDS
+    check "stage $stage" "stage_$stage"
+    took=$((SECONDS - begin))
+    total=$((total + took))
+    [ $took -le "$budget" ] || check "stage $stage within its budget of $budget s (took $took)" false
+    table+=$(printf '%-10s %5d s of %5d' "$stage" $took "$budget")$'\n'
+done
+note "stages"
+printf '%s' "$table"
+printf '%-10s %5d s of %5d\n' all $total 2100
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
