@@ -19,10 +19,10 @@ static DLTensor tensor(int ndim, int64_t *shape, float x)
     return (DLTensor){.data = data, .device = {kDLCPU, 0}, .ndim = ndim, .dtype = {kDLFloat, 32, 1}, .shape = shape};
 }
 
-#define TRY(call)                                                                                                      \
-    if ((call) != RSSM_OK) {                                                                                           \
-        fprintf(stderr, "%s: %s\n", #call, err.message);                                                               \
-        return 1;                                                                                                      \
+#define TRY(call)                                        \
+    if ((call) != RSSM_OK) {                             \
+        fprintf(stderr, "%s: %s\n", #call, err.message); \
+        return 1;                                        \
     }
 
 int main(int argc, char **argv)
@@ -56,7 +56,8 @@ int main(int argc, char **argv)
     int64_t out_shape[] = {1, m.HV, m.V}, one[] = {1}, rows_shape[] = {1, RSSM_ROW_WIDTH};
     int32_t slot = 0, row[RSSM_ROW_WIDTH];
     DLDataType i32 = {kDLInt, 32, 1};
-    DLTensor in = tensor(2, packed, .1f), a = tensor(2, gate, .1f), b = tensor(2, head, .1f), out = tensor(3, out_shape, 0);
+    DLTensor in = tensor(2, packed, .1f), a = tensor(2, gate, .1f), b = tensor(2, head, .1f),
+             out = tensor(3, out_shape, 0);
     DLTensor A_log = tensor(1, head + 1, .1f), dt_bias = tensor(1, gate + 1, .1f);
     DLTensor slots = {.data = &slot, .device = {kDLCPU, 0}, .ndim = 1, .dtype = i32, .shape = one};
     DLTensor rows = {.data = row, .device = {kDLCPU, 0}, .ndim = 2, .dtype = i32, .shape = rows_shape};

@@ -210,8 +210,10 @@ static rssm_status give_tensors(const rssm_plugin *plugin, int32_t layer, const 
     if (!tensors || num_tensors <= RSSM_T_CURSOR)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "tensors needs room for roles up to RSSM_T_CURSOR = %d; got %u",
                          RSSM_T_CURSOR, tensors ? num_tensors : 0);
-    for (int32_t i = 0; i < plugin->layout.num_tensors; i++)
-        tensors[plugin->tensors[i].role] = &plugin->views[(int64_t)layer * plugin->layout.num_tensors + i].tensor;
+    for (int32_t i = 0; i < plugin->layout.num_tensors; i++) {
+        const DLTensor *view = &plugin->views[(int64_t)layer * plugin->layout.num_tensors + i].tensor;
+        tensors[plugin->tensors[i].role] = view->data ? view : NULL; /* a ring that was left out at L = 1 */
+    }
     return RSSM_OK;
 }
 

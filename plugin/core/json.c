@@ -368,26 +368,47 @@ static rssm_status scan_text(scan *s)
 
 /* ---- duplicate keys ---- */
 
-static void sift_down(const char **keys, int64_t root, int64_t count)
+/* A key and its hash: most comparisons need not touch the text. Colliding hashes only cost time. */
+typedef struct hashed_key {
+    uint64_t hash;
+    const char *text;
+} hashed_key;
+
+static uint64_t hash_of(const char *text) /* FNV-1a */
+{
+    uint64_t hash = 0xCBF29CE484222325u;
+    for (; *text; text++)
+        hash = (hash ^ (unsigned char)*text) * 0x100000001B3u;
+    return hash;
+}
+
+static int compare_keys(const hashed_key *a, const hashed_key *b)
+{
+    if (a->hash != b->hash)
+        return a->hash < b->hash ? -1 : 1;
+    return strcmp(a->text, b->text);
+}
+
+static void sift_down(hashed_key *keys, int64_t root, int64_t count)
 {
     for (int64_t child; (child = 2 * root + 1) < count; root = child) {
-        if (child + 1 < count && strcmp(keys[child], keys[child + 1]) < 0)
+        if (child + 1 < count && compare_keys(&keys[child], &keys[child + 1]) < 0)
             child++;
-        if (strcmp(keys[root], keys[child]) >= 0)
+        if (compare_keys(&keys[root], &keys[child]) >= 0)
             return;
-        const char *swap = keys[root];
+        const hashed_key swap = keys[root];
         keys[root] = keys[child];
         keys[child] = swap;
     }
 }
 
 /* A heap sort: in place and n log n for any input; qsort may allocate. */
-static void sort_keys(const char **keys, int64_t count)
+static void sort_keys(hashed_key *keys, int64_t count)
 {
     for (int64_t root = count / 2; root-- > 0;)
         sift_down(keys, root, count);
     for (int64_t end = count - 1; end > 0; end--) {
-        const char *largest = keys[0];
+        const hashed_key largest = keys[0];
         keys[0] = keys[end];
         keys[end] = largest;
         sift_down(keys, 0, end);
@@ -395,15 +416,15 @@ static void sort_keys(const char **keys, int64_t count)
 }
 
 /* The key that object holds twice, or NULL. keys has room for all of the document's. */
-static const char *duplicate_of(const cJSON *object, const char **keys)
+static const char *duplicate_of(const cJSON *object, hashed_key *keys)
 {
     int64_t count = 0;
     for (const cJSON *item = object->child; item; item = item->next)
-        keys[count++] = item->string;
+        keys[count++] = (hashed_key){hash_of(item->string), item->string};
     sort_keys(keys, count);
     for (int64_t i = 1; i < count; i++)
-        if (strcmp(keys[i - 1], keys[i]) == 0)
-            return keys[i];
+        if (compare_keys(&keys[i - 1], &keys[i]) == 0)
+            return keys[i].text;
     return NULL;
 }
 
@@ -424,7 +445,7 @@ static void path_text(char *text, size_t size, const cJSON *const *path, int32_t
     }
 }
 
-static rssm_status refuse_duplicates(const cJSON *root, const char **keys, rssm_error *err)
+static rssm_status refuse_duplicates(const cJSON *root, hashed_key *keys, rssm_error *err)
 {
     const cJSON *path[RSSM_CONFIG_MAX_DEPTH + 1] = {root};
     int32_t depth = 0;
@@ -494,7 +515,7 @@ static rssm_status build(rssm_json *json, const scan *s)
     if (!json->root)
         return json->out_of_memory ? rssm_out_of_memory(s->err)
                                    : rssm_fail(s->err, RSSM_ERR_JSON, "config: the JSON text cannot be parsed");
-    const char **keys = rssm_json_malloc((size_t)(s->values + 1) * sizeof(*keys));
+    hashed_key *keys = rssm_json_malloc((size_t)(s->values + 1) * sizeof(*keys));
     return keys ? refuse_duplicates(json->root, keys, s->err) : rssm_out_of_memory(s->err);
 }
 

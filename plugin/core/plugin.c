@@ -229,29 +229,55 @@ static void views_of_slab(const rssm_plugin *p, rssm_pool_view *views, char *sla
                      slab + p->tensors[i].offset + layer * p->tensors[i].layer_stride);
 }
 
-/* The host's own tensors, each checked against the table; S is bound by the first and must be num_slots. */
+static bool is_pool_role(const rssm_plugin *p, uint32_t role)
+{
+    for (int32_t i = 0; i < p->layout.num_tensors; i++)
+        if ((uint32_t)p->tensors[i].role == role)
+            return true;
+    return false;
+}
+
+static rssm_status check_pool_roles(const rssm_plugin *p, const rssm_pool_args *args, rssm_error *err)
+{
+    for (int32_t layer = 0; layer < p->rank.num_linear; layer++)
+        for (uint32_t role = 0; role < args->num_roles; role++)
+            if (args->tensors[(int64_t)layer * args->num_roles + role] && !is_pool_role(p, role))
+                return rssm_fail_at(err, RSSM_ERR_ROLE, (rssm_where){.role = (int32_t)role, .dim = -1},
+                                    "`%s` (role %u) of layer %d is not a tensor of this pool",
+                                    rssm_role_name((int32_t)role), role, layer);
+    return RSSM_OK;
+}
+
+static bool is_optional(const rssm_plugin *p, int32_t role)
+{
+    return p->rank.R == 1 && rssm_family_role(p->rank.family, role)->place == RSSM_PLACE_RING;
+}
+
+/* The host's own tensors, each checked against the table, all of num_slots. A ring left out at L = 1 has no data. */
 static rssm_status views_of_tensors(const rssm_plugin *p, rssm_pool_view *views, const rssm_pool_args *args,
                                     rssm_error *err)
 {
+    rssm_status status = check_pool_roles(p, args, err);
     rssm_dims_of dims = p->rank.dims;
     dims.of[RSSM_SYM_S] = p->layout.num_slots;
-    for (int32_t layer = 0; layer < p->rank.num_linear; layer++) {
-        for (int32_t i = 0; i < p->layout.num_tensors; i++) {
+    for (int32_t layer = 0; !status && layer < p->rank.num_linear; layer++) {
+        for (int32_t i = 0; !status && i < p->layout.num_tensors; i++) {
             const rssm_tensor_info *info = &p->tensors[i];
             int64_t at = (info->per_layer ? (int64_t)layer : 0) * args->num_roles + info->role;
             const DLTensor *t = (uint32_t)info->role < args->num_roles ? args->tensors[at] : NULL;
-            if (!t)
-                return rssm_fail_at(err, RSSM_ERR_MISSING, (rssm_where){.role = info->role, .dim = -1},
-                                    "pool tensor `%s` of layer %d is missing", info->name, layer);
-            rssm_status status = rssm_check_tensor(p, rssm_family_role(p->rank.family, info->role), t, &dims, err);
-            if (status)
-                return status;
             rssm_pool_view *view = view_of(p, views, layer, i);
-            set_view(p, view, info, rssm_tensor_data(t));
-            view->strides[0] = rssm_tensor_stride0(t);
+            set_view(p, view, info, t ? rssm_tensor_data(t) : NULL);
+            if (t) {
+                status = rssm_check_tensor(p, rssm_family_role(p->rank.family, info->role), t, &dims, err);
+                if (!status)
+                    view->strides[0] = rssm_tensor_stride0(t);
+            } else if (!is_optional(p, info->role)) {
+                status = rssm_fail_at(err, RSSM_ERR_MISSING, (rssm_where){.role = info->role, .dim = -1},
+                                      "pool tensor `%s` of layer %d is missing", info->name, layer);
+            }
         }
     }
-    return RSSM_OK;
+    return status;
 }
 
 /* No two tensors of the pool may share memory (the cursor's views are one tensor). Sorted by address this would be
@@ -267,7 +293,8 @@ static rssm_status check_pool_overlaps(const rssm_plugin *p, rssm_pool_view *vie
             const rssm_tensor_info *second = &p->tensors[b % p->layout.num_tensors];
             if (!second->per_layer && b >= p->layout.num_tensors)
                 continue;
-            if (rssm_tensors_overlap(&views[a].tensor, &views[b].tensor))
+            if (views[a].tensor.data && views[b].tensor.data &&
+                rssm_tensors_overlap(&views[a].tensor, &views[b].tensor))
                 return rssm_fail_at(err, RSSM_ERR_OVERLAP,
                                     (rssm_where){.role = first->role, .dim = -1, .expected = second->role},
                                     "pool tensor `%s` of layer %d shares memory with `%s` of layer %d", first->name,
@@ -289,6 +316,8 @@ static void make_regions(const rssm_plugin *p, rssm_pool_view *views, rssm_regio
         for (int32_t i = 0; i < p->layout.num_tensors; i++) {
             const rssm_tensor_info *info = &p->tensors[i];
             const DLTensor *t = &view_of(p, views, layer, i)->tensor;
+            if (!t->data)
+                continue;
             if (info->per_layer) {
                 regions[pool->num_regions++] = (rssm_region){.data = t->data,
                                                              .slot_stride = t->strides[0] * info->dtype_bits / 8,
@@ -312,6 +341,12 @@ static rssm_status check_pool_args(const rssm_plugin *p, const rssm_pool_args *a
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "unknown flag 0x%x", args->flags);
     if (args->slab && args->tensors)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "slab and tensors: give one of them");
+    if (!args->slab != !args->slab_bytes)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "slab = %p has slab_bytes = %llu: both or neither", args->slab,
+                         (unsigned long long)args->slab_bytes);
+    if (!args->tensors != !args->num_roles)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "tensors = %p has num_roles = %u: both or neither",
+                         (const void *)args->tensors, args->num_roles);
     if (args->slab && args->slab_bytes < (uint64_t)p->layout.slab_bytes)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "the slab has %llu bytes; the layout needs %lld",
                          (unsigned long long)args->slab_bytes, (long long)p->layout.slab_bytes);

@@ -674,6 +674,12 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* Padding rows are passed over by every check of values. */
+static bool is_padding(const rssm_plugin *p, int64_t slot, int64_t S)
+{
+    return slot < 0 || slot >= S || (p->args.has_pad_slot && slot == p->args.pad_slot);
+}
+
 static rssm_status check_unique(const rssm_plugin *p, int32_t role, const int64_t *slots, int64_t step, int64_t rows,
                                 int64_t S, rssm_error *err)
 {
@@ -683,8 +689,7 @@ static rssm_status check_unique(const rssm_plugin *p, int32_t role, const int64_
     int64_t used = 0;
     for (int64_t i = 0; i < rows; i++) {
         int64_t slot = slots[i * step];
-        bool padding = slot < 0 || slot >= S || (p->args.has_pad_slot && slot == p->args.pad_slot);
-        if (!padding)
+        if (!is_padding(p, slot, S))
             keys[used++] = (uint64_t)slot << 32 | (uint64_t)i;
     }
     qsort(keys, (size_t)used, sizeof(*keys), by_value);
@@ -731,7 +736,7 @@ static rssm_status check_rows_deep(const rssm_plugin *p, const DLTensor *rows, i
     rssm_status status = check_unique(p, RSSM_T_ROWS, values, RSSM_ROW_WIDTH, B, S, err);
     for (int64_t i = 0; !status && i < B; i++) {
         const int64_t *row = values + i * RSSM_ROW_WIDTH;
-        if (row[0] >= 0 && row[0] < S)
+        if (!is_padding(p, row[0], S))
             status = check_cursor(p, RSSM_T_ROWS, i, row[1], row[2], err);
     }
     rssm_mem_free(&p->mem, values, (size_t)(B * RSSM_ROW_WIDTH) * sizeof(*values));
@@ -750,7 +755,7 @@ static rssm_status check_positions_deep(const rssm_plugin *p, const DLTensor *wr
     if (!status && indices)
         status = check_unique(p, RSSM_T_STATE_INDICES, indices, 1, B, S, err);
     for (int64_t i = 0; !status && i < B; i++)
-        if (!indices || (indices[i] >= 0 && indices[i] < S))
+        if (!is_padding(p, indices ? indices[i] : i, S))
             status = check_cursor(p, RSSM_T_WRITE_POS, i, 0, counts[i], err);
     rssm_mem_free(&p->mem, indices, (size_t)B * sizeof(*indices));
     rssm_mem_free(&p->mem, counts, (size_t)B * sizeof(*counts));
@@ -812,7 +817,7 @@ static rssm_status check_step_begin_deep(const rssm_plugin *p, const rssm_step_b
     rssm_status status = check_unique(p, RSSM_T_SLOTS, slots, 1, B, S, err);
     for (int64_t i = 0; !status && i < B; i++) {
         int32_t cursor[4];
-        if (slots[i] < 0 || slots[i] >= S)
+        if (is_padding(p, slots[i], S))
             continue;
         status = p->backend->to_host(p->ctx, cursor, p->pool.cursor + slots[i] * p->pool.cursor_slot, sizeof(cursor),
                                      args->stream, err);

@@ -153,25 +153,15 @@ static void round_to_ring(head *t, float *dst, const float *src, int64_t n)
     t->kernels->load[t->ring_kind](dst, t->narrow, n);
 }
 
-/* 1 / sqrt(sum x^2 + eps), also where the sum leaves float32. */
-static float inverse_norm(const head *t, const float *x, int64_t n)
-{
-    float sum = t->kernels->dot(x, x, n);
-    if (sum < 1e37f)
-        return 1 / sqrtf(sum + t->step->norm_eps);
-    double wide = 0;
-    for (int64_t i = 0; i < n; i++)
-        wide += (double)x[i] * (double)x[i];
-    return (float)(1 / sqrt(wide + (double)t->step->norm_eps));
-}
-
-static void load_key_vector(const head *t, float *x, const rssm_input *input, float factor)
+/* x / sqrt(sum x^2 + eps) when the model normalises, times `factor`. The norm is taken in double, so that a float32 ring
+ * gets k within 1 ulp, and no square overflows. */
+static void load_key_vector(const head *t, float *x, const rssm_input *input, double factor)
 {
     load_input(t, x, input, t->h * t->step->K, t->step->K);
     if (t->step->flags & RSSM_STEP_QK_NORM)
-        factor *= inverse_norm(t, x, t->step->K);
+        factor /= sqrt(t->kernels->sum_squares(x, t->step->K) + (double)t->step->norm_eps);
     if (factor != 1)
-        t->kernels->scale(x, x, factor, t->step->K);
+        t->kernels->scale(x, x, (float)factor, t->step->K);
 }
 
 /* One gate per head: decay only scales the records' dot products, so these are the key head's. */
@@ -208,7 +198,7 @@ static void prepare_key_head(head *t, rssm_worker *worker)
     const rssm_step *step = t->step;
     if (worker->cached_row == t->b && worker->cached_head == t->h)
         return;
-    load_key_vector(t, t->q, &step->q, step->family == RSSM_FAMILY_MAMBA2 ? 1 : step->scale);
+    load_key_vector(t, t->q, &step->q, step->family == RSSM_FAMILY_MAMBA2 ? 1 : (double)step->scale);
     load_key_vector(t, t->k, &step->k, 1);
     if (t->row->flush)
         round_to_ring(t, t->keys + t->row->count * t->k_row, t->k, step->K);

@@ -39,6 +39,7 @@ typedef struct rssm_cpu_kernels {
     void (*load[RSSM_KIND_COUNT])(float *dst, const void *src, int64_t n);
     uint32_t (*store[RSSM_KIND_COUNT])(void *dst, const float *src, int64_t n);
 
+    double (*sum_squares)(const float *a, int64_t n);
     float (*dot)(const float *a, const float *b, int64_t n);
     void (*scale)(float *dst, const float *a, float factor, int64_t n);
     void (*multiply)(float *dst, const float *a, const float *b, int64_t n);

@@ -92,6 +92,18 @@ static inline vf sigmoid_of(vf x)
 #undef KIND
 #undef ELEMENT
 
+static double sum_squares(const float *a, int64_t n)
+{
+    double part[8] = {0}; /* plain C: the compiler's vectors are good enough for twice K numbers a head */
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        for (int64_t j = 0; j < 8; j++)
+            part[j] += (double)a[i + j] * (double)a[i + j];
+    for (; i < n; i++)
+        part[0] += (double)a[i] * (double)a[i];
+    return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+}
+
 static float dot(const float *a, const float *b, int64_t n)
 {
     float sum = 0;
@@ -185,6 +197,7 @@ static const rssm_cpu_kernels level_table = {
     .vector = LANES,
     .load = {load_f32, load_bf16, load_fp16},
     .store = {store_f32, store_bf16, store_fp16},
+    .sum_squares = sum_squares,
     .dot = dot,
     .scale = scale,
     .multiply = multiply,

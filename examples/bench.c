@@ -1,0 +1,600 @@
+/* replayssm-bench: how near a decode step comes to the limit that the machine's memory sets.
+ *
+ * One interleaved run per case, so that what disturbs one figure disturbs all: a read and a copy of big arrays, the
+ * replay step with spread cursors, the read-and-write step (an instance with ring length 1). Then all rows admitted
+ * together: the worst step of a window against the median one, without and with flush spreading.
+ *
+ * Fewest bytes of one row of one layer, averaged over a window of L steps:
+ *     replay      state (1 + 1/L) + (L - 1)/2 ring rows + 1 ring row + inputs + output
+ *     read-write  2 state + inputs + output
+ * On the CPU the floor of a replay step is its bytes at the read bandwidth, that of a read-and-write step its bytes at
+ * the copy bandwidth. Layers share one set of inputs, which stay in the cache as they would, fresh from the previous
+ * operator; state and rings are at least 8 times the last-level cache. */
+#define _GNU_SOURCE 1
+#include "common/bandwidth.h"
+#include "common/json.h"
+#include "common/parallel.h"
+#include "common/stats.h"
+#include "common/workload.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SAMPLES = 41, QUICK_SAMPLES = 9, WINDOWS = 7, QUICK_WINDOWS = 3, CACHES = 8 };
+
+typedef struct bench_options {
+    const char *plugin, *device, *family;
+    option_list batch, heads;
+    int64_t ring, threads;
+    int32_t state, io, ring_dtype, json, quick;
+} bench_options;
+
+/* What is measured when --family and --heads say nothing: shapes of published models, one GPU each. */
+typedef struct family_shape {
+    const char *name;
+    int32_t family;
+    int64_t heads[4]; /* H, HV, K, V; Mamba-2: groups, heads, state size, head dim */
+} family_shape;
+static const family_shape shapes[] = {
+    {"kda", RSSM_FAMILY_KDA, {32, 32, 128, 128}},
+    {"gdn", RSSM_FAMILY_GDN, {16, 32, 128, 128}},
+    {"mamba2", RSSM_FAMILY_MAMBA2, {8, 64, 128, 64}},
+};
+enum { NUM_FAMILIES = sizeof shapes / sizeof shapes[0] };
+
+/* One instance with its pool in one slab of ours and one call per layer. */
+typedef struct instance {
+    host host;
+    workload load;
+    void *slab;
+    int64_t slab_bytes;
+    int64_t steps, flushes;
+} instance;
+
+/* A kind of step: its time per layer, and how that stands to its floor. */
+typedef struct figure {
+    int64_t bytes; /* of one layer, all rows */
+    summary us, floor_us, ratio;
+    int64_t steps, flushes;
+} figure;
+
+typedef struct outcome {
+    const char *family, *cpu_level;
+    int64_t batch, layers, ring_length, auto_ring_length;
+    int32_t state, io, ring_dtype, threads;
+    int64_t heads[4];
+    int64_t pool_bytes;
+    summary read, copy; /* bytes per second */
+    figure replay, read_write;
+    double together, spread; /* worst step / median step of a window, all rows admitted together */
+} outcome;
+
+typedef struct bench {
+    const bench_options *o;
+    host base; /* the library, without an instance */
+    device dev;
+    bandwidth memory;
+    int64_t working_set;
+    int64_t samples, windows;
+} bench;
+
+/* ---- instances ------------------------------------------------------------------------------------------------ */
+
+typedef struct instance_want {
+    const family_shape *shape;
+    int64_t batch, layers, ring_length;
+    uint32_t flags;
+} instance_want;
+
+/* init and describe alone: no pool, no threads. */
+static int instance_init(const bench *b, const instance_want *want, instance *it)
+{
+    const bench_options *o = b->o;
+    const int64_t *heads = o->heads.count == 4 ? o->heads.values : want->shape->heads;
+    *it = (instance){.host = b->base};
+    rssm_dims dims = {.struct_size = sizeof dims,
+                      .family = want->shape->family,
+                      .num_layers = (int32_t)want->layers,
+                      .H = (int32_t)heads[0],
+                      .HV = (int32_t)heads[1],
+                      .K = (int32_t)heads[2],
+                      .V = (int32_t)heads[3]};
+    rssm_init_args init = {.struct_size = sizeof init,
+                           .dims = &dims,
+                           .device_type = (int32_t)b->dev.dl.device_type,
+                           .device_id = b->dev.dl.device_id,
+                           .ring_length = (int32_t)want->ring_length,
+                           .io_dtype = o->io,
+                           .state_dtype = o->state,
+                           .ring_dtype = o->ring_dtype,
+                           .max_batch = (int32_t)want->batch,
+                           .num_slots = want->batch,
+                           .num_threads = (int32_t)o->threads,
+                           .flags = want->flags};
+    return host_init(&it->host, &init);
+}
+
+static void instance_close(instance *it)
+{
+    if (it->load.host != NULL)
+        workload_free(&it->load);
+    if (it->host.plugin != NULL)
+        it->host.api->teardown(&it->host.plugin, &it->host.error);
+    big_free(it->slab, it->slab_bytes);
+    *it = (instance){.slab = NULL};
+}
+
+static int reset_all(instance *it)
+{
+    host *h = &it->host;
+    rssm_reset_args args = {.struct_size = sizeof args};
+    return host_check(h, h->api->reset(h->plugin, &args, &h->error), "reset");
+}
+
+static int instance_open(bench *b, const instance_want *want, instance *it)
+{
+    int code = instance_init(b, want, it);
+    host *h = &it->host;
+    if (code == EXIT_OK)
+        code = host_check(h, h->api->prepare(h->plugin, &h->error), "prepare");
+    if (code != EXIT_OK)
+        return code;
+    it->slab_bytes = h->layout.slab_bytes;
+    it->slab = big_alloc(it->slab_bytes);
+    if (it->slab == NULL)
+        return host_refuse(h, "no memory for a pool of %" PRId64 " bytes", it->slab_bytes);
+    rssm_pool_args pool = {.struct_size = sizeof pool, .slab = it->slab, .slab_bytes = (uint64_t)it->slab_bytes};
+    code = host_check(h, h->api->pool_create(h->plugin, &pool, &h->error), "pool_create");
+    if (code == EXIT_OK)
+        code = reset_all(it);
+    if (code == EXIT_OK)
+        code = workload_create(&it->load, h, &b->dev, want->batch, dtype_find(h->model.io_dtype), 1);
+    if (code == EXIT_OK && workload_inputs(&it->load, 0, 0) != 0)
+        code = host_refuse(h, "cannot copy to the device");
+    int32_t *slots = it->load.slots.host;
+    for (int64_t row = 0; code == EXIT_OK && row < want->batch; row++)
+        slots[row] = (int32_t)row;
+    return code;
+}
+
+/* One forward pass over all layers. -1 on failure, already printed. */
+static double pass_seconds(instance *it)
+{
+    host *h = &it->host;
+    const int64_t layers = h->model.num_linear_layers;
+    const uint32_t flags = it->steps == 0 ? 0 : RSSM_SKIP_VALIDATE; /* the first pass validates these very calls */
+    double start = stats_seconds();
+    if (workload_step_begin(&it->load) != EXIT_OK)
+        return -1.0;
+    for (int64_t layer = 0; layer < layers; layer++) {
+        rssm_decode_args args = workload_decode_args(&it->load, layer, flags);
+        if (host_check(h, h->api->decode(h->plugin, &args, &h->error), "decode") != EXIT_OK)
+            return -1.0;
+    }
+    double seconds = stats_seconds() - start;
+    it->steps++;
+    for (int64_t row = 0; row < it->load.batch; row++)
+        it->flushes += ((const int32_t *)it->load.rows.host)[row * RSSM_ROW_WIDTH + 3] != 0;
+    return seconds;
+}
+
+static int run_passes(instance *it, int64_t passes, double *seconds)
+{
+    for (int64_t i = 0; i < passes; i++) {
+        double pass = pass_seconds(it);
+        if (pass < 0.0)
+            return EXIT_REFUSED;
+        *seconds += pass;
+    }
+    return EXIT_OK;
+}
+
+/* Every row flushes once, each at its own step of a window: from then on the cursors stay spread evenly. */
+static int spread_cursors(instance *it, int64_t ring_length)
+{
+    int32_t *force = it->load.force.host;
+    const int64_t B = it->load.batch;
+    double ignored = 0.0;
+    for (int64_t step = 0; step < ring_length; step++) {
+        for (int64_t row = 0; row < B; row++)
+            force[row] = (B < ring_length ? row * ring_length / B : row % ring_length) == step;
+        if (run_passes(it, 1, &ignored) != EXIT_OK)
+            return EXIT_REFUSED;
+    }
+    memset(force, 0, (size_t)B * sizeof *force);
+    it->steps = 1; /* these do not count, but the calls are validated */
+    it->flushes = 0;
+    return EXIT_OK;
+}
+
+/* ---- bytes ---------------------------------------------------------------------------------------------------- */
+
+static int64_t ring_row_bytes(const host *h)
+{
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < h->layout.num_tensors; i++) {
+        const rssm_tensor_info *t = host_tensor(h, i);
+        if (t->per_layer && t->role != RSSM_T_STATE && t->role != RSSM_T_CONV)
+            bytes += t->bytes_per_slot / h->model.ring_rows;
+    }
+    return bytes;
+}
+
+static int64_t row_io_bytes(const workload *w)
+{
+    int64_t bytes = w->packed.bytes + w->gate.bytes + w->out.bytes;
+    if (w->host->model.family != RSSM_FAMILY_MAMBA2)
+        bytes += w->beta.bytes;
+    return bytes / w->batch;
+}
+
+static int64_t layer_bytes(const instance *it, int64_t batch)
+{
+    const host *h = &it->host;
+    const int64_t L = h->model.ring_length, state = h->layout.slot_state_bytes / h->layout.num_layers;
+    if (L == 1)
+        return batch * (2 * state + row_io_bytes(&it->load));
+    return batch * (state + state / L + (L - 1) * ring_row_bytes(h) / 2 + ring_row_bytes(h) + row_io_bytes(&it->load));
+}
+
+/* ---- one case ------------------------------------------------------------------------------------------------- */
+
+/* A pass where rows divide evenly over the window, else a whole window: a sample holds its share of flushes. */
+static int64_t passes_per_sample(int64_t batch, int64_t ring_length)
+{
+    return batch % ring_length == 0 ? 1 : ring_length;
+}
+
+/* Samples of one kind of step, beside the bandwidth found next to each. */
+typedef struct series {
+    double us[SAMPLES], floor_us[SAMPLES], ratio[SAMPLES];
+} series;
+
+static int sample(instance *it, int64_t passes, int64_t bytes, double bandwidth, series *s, int64_t i)
+{
+    double seconds = 0.0;
+    if (run_passes(it, passes, &seconds) != EXIT_OK)
+        return EXIT_REFUSED;
+    s->us[i] = 1e6 * seconds / (double)(passes * it->host.model.num_linear_layers);
+    s->floor_us[i] = 1e6 * (double)bytes / bandwidth;
+    s->ratio[i] = s->us[i] / s->floor_us[i];
+    return EXIT_OK;
+}
+
+static figure conclude(const instance *it, series *s, int64_t samples, int64_t bytes)
+{
+    figure f = {.bytes = bytes, .steps = it->steps - 1, .flushes = it->flushes};
+    f.us = stats_summary(s->us, samples);
+    f.floor_us = stats_summary(s->floor_us, samples);
+    f.ratio = stats_summary(s->ratio, samples);
+    return f;
+}
+
+/* The interleaved part: everything once per round. */
+static int measure(bench *b, instance *replay, instance *read_write, outcome *out)
+{
+    const int64_t replay_bytes = layer_bytes(replay, out->batch), rw_bytes = layer_bytes(read_write, out->batch);
+    const int64_t passes = passes_per_sample(out->batch, out->ring_length);
+    double read[SAMPLES], copy[SAMPLES];
+    series replay_series, rw_series;
+    int code = spread_cursors(replay, out->ring_length);
+    if (code == EXIT_OK)
+        code = spread_cursors(read_write, 1);
+    bandwidth_read(&b->memory); /* once, so that the first sample is like the others */
+    bandwidth_copy(&b->memory);
+    for (int64_t i = 0; i < b->samples && code == EXIT_OK; i++) {
+        read[i] = bandwidth_read(&b->memory);
+        code = sample(replay, passes, replay_bytes, read[i], &replay_series, i);
+        copy[i] = bandwidth_copy(&b->memory);
+        if (code == EXIT_OK)
+            code = sample(read_write, 1, rw_bytes, copy[i], &rw_series, i);
+    }
+    if (code != EXIT_OK)
+        return code;
+    out->replay = conclude(replay, &replay_series, b->samples, replay_bytes);
+    out->read_write = conclude(read_write, &rw_series, b->samples, rw_bytes);
+    out->read = stats_summary(read, b->samples);
+    out->copy = stats_summary(copy, b->samples);
+    return EXIT_OK;
+}
+
+/* All rows start together. Worst over median of a window's steps, each the median over some windows; the first window
+ * after a reset does not count (a spread instance sets its phases in it). */
+static int worst_over_median(bench *b, instance *it, double *ratio)
+{
+    const int64_t L = it->host.model.ring_length;
+    double steps[64], windows[64][WINDOWS], ignored = 0.0;
+    int code = reset_all(it);
+    if (code == EXIT_OK)
+        code = run_passes(it, 2 * L, &ignored);
+    for (int64_t window = 0; window < b->windows; window++)
+        for (int64_t step = 0; step < L && code == EXIT_OK; step++) {
+            windows[step][window] = 0.0;
+            code = run_passes(it, 1, &windows[step][window]);
+        }
+    if (code != EXIT_OK)
+        return code;
+    double worst = 0.0;
+    for (int64_t step = 0; step < L; step++) {
+        steps[step] = stats_summary(windows[step], b->windows).median;
+        worst = steps[step] > worst ? steps[step] : worst;
+    }
+    *ratio = worst / stats_summary(steps, L).median;
+    return EXIT_OK;
+}
+
+/* Layers enough that the pool is CACHES times the last-level cache, and what the plugin would choose by itself. */
+static int size_case(bench *b, const family_shape *shape, int64_t batch, outcome *out)
+{
+    instance probe;
+    instance_want want = {shape, batch, 1, b->o->ring, 0};
+    int code = instance_init(b, &want, &probe);
+    if (code == EXIT_OK) {
+        const int64_t layer = batch * probe.host.layout.slot_state_bytes;
+        out->layers = (b->working_set + layer - 1) / layer;
+        out->ring_length = probe.host.model.ring_length;
+        if (out->layers > 65536)
+            out->layers = 65536;
+    }
+    instance_close(&probe);
+    want.ring_length = 0;
+    if (code == EXIT_OK && (code = instance_init(b, &want, &probe)) == EXIT_OK)
+        out->auto_ring_length = probe.host.model.ring_length;
+    instance_close(&probe);
+    return code;
+}
+
+static void describe_case(const instance *it, const family_shape *shape, int64_t batch, outcome *out)
+{
+    const rssm_description *m = &it->host.model;
+    out->family = shape->name;
+    out->batch = batch;
+    out->state = m->state_dtype;
+    out->io = m->io_dtype;
+    out->ring_dtype = m->ring_dtype;
+    out->threads = m->num_threads;
+    out->pool_bytes = it->host.layout.pool_bytes;
+    out->heads[0] = m->H;
+    out->heads[1] = m->HV;
+    out->heads[2] = m->K;
+    out->heads[3] = m->V;
+}
+
+static int replay_parts(bench *b, const instance_want *want, instance *replay, outcome *out)
+{
+    instance read_write = {.slab = NULL};
+    instance_want rw_want = *want;
+    rw_want.ring_length = 1;
+    describe_case(replay, want->shape, want->batch, out);
+    int code = instance_open(b, &rw_want, &read_write);
+    if (code == EXIT_OK)
+        code = measure(b, replay, &read_write, out);
+    instance_close(&read_write);
+    if (code == EXIT_OK)
+        code = worst_over_median(b, replay, &out->together);
+    return code;
+}
+
+static int run_case(bench *b, const family_shape *shape, int64_t batch, outcome *out)
+{
+    *out = (outcome){.batch = batch};
+    int code = size_case(b, shape, batch, out);
+    if (code != EXIT_OK)
+        return code;
+    instance_want want = {shape, batch, out->layers, out->ring_length, 0};
+    instance it = {.slab = NULL};
+    code = instance_open(b, &want, &it);
+    if (code == EXIT_OK)
+        code = replay_parts(b, &want, &it, out);
+    static const char *const levels[] = {"scalar", "avx2", "avx512", "neon", "reference"}; /* outlive the instance */
+    for (size_t i = 0; code == EXIT_OK && i < sizeof levels / sizeof levels[0]; i++)
+        if (strcmp(it.host.model.cpu_level, levels[i]) == 0)
+            out->cpu_level = levels[i];
+    instance_close(&it);
+    if (code != EXIT_OK)
+        return code;
+    want.flags = RSSM_INIT_SPREAD_FLUSH;
+    code = instance_open(b, &want, &it);
+    if (code == EXIT_OK)
+        code = worst_over_median(b, &it, &out->spread);
+    instance_close(&it);
+    return code;
+}
+
+/* ---- reporting ------------------------------------------------------------------------------------------------ */
+
+static void print_head(const bench *b)
+{
+    printf("working set %" PRId64 " MiB (%d x last-level cache), %" PRId64 " samples; us per layer: median (p10-p90)\n",
+           b->working_set >> 20, CACHES, b->samples);
+    printf("%-7s %-8s %-8s %5s %3s %6s | %-25s %8s %6s %6s %8s | %-25s %6s %6s | %7s | %8s %6s | %-9s | %s\n", "family",
+           "state", "io", "batch", "L", "layers", "replay", "floor", "ratio", "% read", "flushes", "read-write",
+           "ratio", "% copy", "speedup", "together", "spread", "kernel", "GB/s read, copy");
+}
+
+static void print_us(const summary *us)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%.1f (%.1f-%.1f)", us->median, us->p10, us->p90);
+    printf("%-25s ", text);
+}
+
+static void print_case(const outcome *c)
+{
+    printf("%-7s %-8s %-8s %5" PRId64 " %3" PRId64 " %6" PRId64 " | ", c->family, dtype_find(c->state)->name,
+           dtype_find(c->io)->name, c->batch, c->ring_length, c->layers);
+    print_us(&c->replay.us);
+    printf("%8.1f %6.2f %6.1f %8" PRId64 " | ", c->replay.floor_us.median, c->replay.ratio.median,
+           100.0 / c->replay.ratio.median, c->replay.flushes);
+    print_us(&c->read_write.us);
+    printf("%6.2f %6.1f | %7.2f | %8.2f %6.2f | %-9s | %.1f, %.1f\n", c->read_write.ratio.median,
+           100.0 / c->read_write.ratio.median, c->read_write.us.median / c->replay.us.median, c->together, c->spread,
+           c->cpu_level, 1e-9 * c->read.median, 1e-9 * c->copy.median);
+    fflush(stdout);
+}
+
+static void json_summary(json *out, const char *key, const summary *s)
+{
+    json_object(out, key);
+    json_number(out, "median", s->median);
+    json_number(out, "p10", s->p10);
+    json_number(out, "p90", s->p90);
+    json_end(out);
+}
+
+static void json_figure(json *out, const char *key, const figure *f, const char *percent_key)
+{
+    json_object(out, key);
+    json_summary(out, "us", &f->us);
+    json_summary(out, "floor_us", &f->floor_us);
+    json_summary(out, "ratio", &f->ratio);
+    json_int(out, "bytes", f->bytes);
+    json_number(out, percent_key, 100.0 / f->ratio.median);
+    json_int(out, "steps", f->steps);
+    json_int(out, "flushes", f->flushes);
+    json_end(out);
+}
+
+static void json_case(json *out, const outcome *c)
+{
+    static const char *const names[] = {"H", "HV", "K", "V"};
+    json_object(out, NULL);
+    json_string(out, "family", c->family);
+    json_string(out, "state", dtype_find(c->state)->name);
+    json_string(out, "io", dtype_find(c->io)->name);
+    json_string(out, "ring", dtype_find(c->ring_dtype)->name);
+    json_object(out, "heads");
+    for (int i = 0; i < 4; i++)
+        json_int(out, names[i], c->heads[i]);
+    json_end(out);
+    json_int(out, "batch", c->batch);
+    json_int(out, "ring_length", c->ring_length);
+    json_int(out, "auto_ring_length", c->auto_ring_length);
+    json_int(out, "layers", c->layers);
+    json_int(out, "pool_bytes", c->pool_bytes);
+    json_string(out, "kernel", c->cpu_level);
+    json_int(out, "threads", c->threads);
+    json_summary(out, "read_bytes_per_second", &c->read);
+    json_summary(out, "copy_bytes_per_second", &c->copy);
+    json_figure(out, "replay", &c->replay, "percent_of_read");
+    json_figure(out, "read_write", &c->read_write, "percent_of_copy");
+    json_number(out, "speedup", c->read_write.us.median / c->replay.us.median);
+    json_number(out, "worst_over_median_together", c->together);
+    json_number(out, "worst_over_median_spread", c->spread);
+    json_end(out);
+}
+
+/* ---- all cases ------------------------------------------------------------------------------------------------ */
+
+enum { MAX_CASES = NUM_FAMILIES * OPTION_LIST_MAX };
+
+static void json_all(const bench *b, const outcome *cases, int count)
+{
+    rssm_info info = {.struct_size = sizeof info};
+    json out = json_to(stdout);
+    b->base.api->plugin_info(&info, NULL);
+    json_object(&out, NULL);
+    json_string(&out, "version", info.version);
+    json_string(&out, "git_revision", info.git_revision);
+    json_string(&out, "device", b->o->device);
+    json_int(&out, "last_level_cache_bytes", last_level_cache_bytes());
+    json_int(&out, "working_set_bytes", b->working_set);
+    json_int(&out, "samples", b->samples);
+    json_array(&out, "cases");
+    for (int i = 0; i < count; i++)
+        json_case(&out, &cases[i]);
+    json_end(&out);
+    json_end(&out);
+}
+
+static int run_cases(bench *b, outcome *cases)
+{
+    int count = 0;
+    if (!b->o->json)
+        print_head(b);
+    for (int f = 0; f < NUM_FAMILIES; f++) {
+        if (b->o->family != NULL && strcmp(b->o->family, shapes[f].name) != 0)
+            continue;
+        for (int64_t i = 0; i < b->o->batch.count; i++) {
+            int code = run_case(b, &shapes[f], b->o->batch.values[i], &cases[count]);
+            if (code != EXIT_OK)
+                return code;
+            if (!b->o->json)
+                print_case(&cases[count]);
+            count++;
+        }
+    }
+    if (b->o->json)
+        json_all(b, cases, count);
+    return EXIT_OK;
+}
+
+static int bench_cpu(bench *b)
+{
+    int64_t threads = b->o->threads > 0 ? b->o->threads : parallel_cpus();
+    b->working_set = CACHES * last_level_cache_bytes();
+    b->samples = b->o->quick ? QUICK_SAMPLES : SAMPLES;
+    b->windows = b->o->quick ? QUICK_WINDOWS : WINDOWS;
+    int code = device_open(&b->dev, b->o->device, &b->base);
+    if (code != EXIT_OK)
+        return code;
+    outcome *cases = calloc(MAX_CASES, sizeof *cases);
+    if (cases == NULL || bandwidth_create(&b->memory, b->working_set, (int)threads) != 0)
+        code = host_refuse(&b->base, "no memory for arrays of %" PRId64 " bytes", b->working_set);
+    else
+        code = run_cases(b, cases);
+    bandwidth_free(&b->memory);
+    free(cases);
+    return code;
+}
+
+static int bench_cuda(bench *b)
+{
+    return host_refuse(&b->base, "--device cuda: not in this version");
+}
+
+static const struct {
+    const char *device;
+    int (*run)(bench *b);
+} backends[] = {{"cpu", bench_cpu}, {"cuda", bench_cuda}};
+
+int main(int argc, char **argv)
+{
+    bench_options o = {
+        .device = "cpu", .batch = {3, {1, 8, 32}}, .ring = 16, .state = RSSM_DTYPE_FLOAT32, .io = RSSM_DTYPE_BFLOAT16};
+    const option_row rows[] = {
+        {"device", OPTION_CHOICE, &o.device, "cpu|cuda", "what to measure [cpu]", 0, 0},
+        {"family", OPTION_CHOICE, &o.family, "kda|gdn|mamba2", "only this one [all]", 0, 0},
+        {"state", OPTION_DTYPE, &o.state, "DTYPE", "of the state [float32]", 0, 0},
+        {"io", OPTION_DTYPE, &o.io, "DTYPE", "of inputs and outputs [bfloat16]", 0, 0},
+        {"ring-dtype", OPTION_DTYPE, &o.ring_dtype, "DTYPE", "of the ring's rows [as --io]", 0, 0},
+        {"batch", OPTION_LIST, &o.batch, "B,B,...", "rows of a step [1,8,32]", 1, 65536},
+        {"ring", OPTION_INT, &o.ring, "L", "ring length [16]", 2, 64},
+        {"heads", OPTION_LIST, &o.heads, "H,HV,K,V", "Mamba-2: groups,heads,state,dim [a model's]", 1, 65536},
+        {"threads", OPTION_INT, &o.threads, "N", "CPU threads [0 = all]", 0, PARALLEL_MAX_THREADS},
+        {"quick", OPTION_FLAG, &o.quick, NULL, "9 samples instead of 41", 0, 0},
+        {"json", OPTION_FLAG, &o.json, NULL, "for programs", 0, 0},
+        {"plugin", OPTION_TEXT, &o.plugin, "PATH", "the plugin to load", 0, 0},
+    };
+    const option_table table = {"replayssm-bench", "Measures decode steps against the machine's memory.", NULL, rows,
+                                sizeof rows / sizeof rows[0]};
+    int code = options_parse(&table, argc, argv, NULL);
+    if (code >= 0)
+        return code;
+    if (o.heads.count != 0 && o.heads.count != 4) {
+        fprintf(stderr, "%s: --heads needs four numbers\n", table.program);
+        return EXIT_BAD_USAGE;
+    }
+    bench b = {.o = &o, .base = {.program = table.program, .json = o.json}};
+    code = host_load(&b.base, o.plugin);
+    for (size_t i = 0; code == EXIT_OK && i < sizeof backends / sizeof backends[0]; i++)
+        if (strcmp(backends[i].device, o.device) == 0) {
+            code = backends[i].run(&b);
+            break;
+        }
+    device_close(&b.dev);
+    host_close(&b.base);
+    return code;
+}

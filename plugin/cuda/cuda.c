@@ -1,0 +1,385 @@
+/* The CUDA backend: an instance on one device, in that device's primary context.
+ *
+ * Every call pushes the context and pops it again, so the host's current context and device stay what they were. Calls
+ * on a stream only enqueue. All kernels that the instance can need are loaded at open, so that nothing is loaded during a
+ * capture. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/mem.h"
+#include "cuda/choose.h"
+#include "cuda/driver.h"
+#include "cuda/kernels.h"
+
+enum { FAULT_BYTES = 256 };
+
+typedef struct cuda_instance {
+    rssm_backend_options options;
+    rssm_allocator mem;
+    rssm_cuda_driver driver;
+    CUdevice device;
+    CUcontext context;
+    CUlibrary library;
+    CUfunction *functions; /* [rssm_cuda_num_kernels]; NULL: not of this family */
+    CUdeviceptr fault;     /* one uint32 */
+    CUdeviceptr regions;   /* rssm_region[num_regions], from bind */
+    int64_t regions_bytes;
+    rssm_pool pool;
+    rssm_cuda_device limits;
+    int lost; /* the CUresult that ended the context */
+} cuda_instance;
+
+/* ---- entering and leaving --------------------------------------------------------------------------------------- */
+
+static rssm_status fail(cuda_instance *cuda, CUresult result, const char *what, rssm_error *err)
+{
+    rssm_status status = rssm_cuda_fail(&cuda->driver, result, what, err);
+    if (status == RSSM_ERR_DEVICE_LOST)
+        cuda->lost = (int)result;
+    return status;
+}
+
+static rssm_status enter(cuda_instance *cuda, rssm_error *err)
+{
+    if (cuda->lost)
+        return rssm_cuda_fail(&cuda->driver, (CUresult)cuda->lost, "the device is lost since an earlier call", err);
+    CUresult result = cuda->driver.push(cuda->context);
+    return result ? fail(cuda, result, "cuCtxPushCurrent", err) : RSSM_OK;
+}
+
+static rssm_status leave(cuda_instance *cuda, CUresult result, const char *what, rssm_error *err)
+{
+    CUcontext ours;
+    CUresult popped = cuda->driver.pop(&ours);
+    if (result)
+        return fail(cuda, result, what, err);
+    return popped ? fail(cuda, popped, "cuCtxPopCurrent", err) : RSSM_OK;
+}
+
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
+
+/* In the pushed context. */
+static CUresult take(cuda_instance *cuda, int64_t bytes, CUdeviceptr *ptr)
+{
+    *ptr = 0;
+    if (!cuda->mem.device_alloc)
+        return cuda->driver.mem_alloc(ptr, (size_t)bytes);
+    *ptr = (CUdeviceptr)cuda->mem.device_alloc(cuda->mem.user, cuda->options.device_id, (uint64_t)bytes, 256);
+    return *ptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void give(cuda_instance *cuda, CUdeviceptr ptr, int64_t bytes)
+{
+    if (!ptr)
+        return;
+    if (cuda->mem.device_alloc)
+        cuda->mem.device_free(cuda->mem.user, cuda->options.device_id, (void *)ptr, (uint64_t)bytes);
+    else
+        cuda->driver.mem_free(ptr);
+}
+
+static int64_t cuda_workspace_bytes(const rssm_backend_options *options)
+{
+    return FAULT_BYTES + (int64_t)options->max_regions * (int64_t)sizeof(rssm_region);
+}
+
+static rssm_status cuda_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *err)
+{
+    cuda_instance *cuda = ctx;
+    rssm_status status = enter(cuda, err);
+    if (status)
+        return status;
+    CUdeviceptr memory = 0;
+    CUresult result = take(cuda, bytes, &memory);
+    if (!result)
+        result = cuda->driver.memset8(memory, 0, (size_t)bytes, NULL);
+    if (!result)
+        result = cuda->driver.stream_sync(NULL);
+    if (result)
+        give(cuda, memory, bytes);
+    status = leave(cuda, result, "allocating device memory", err);
+    if (!status)
+        *ptr = (void *)memory;
+    return status;
+}
+
+static void cuda_free(void *ctx, void *ptr, int64_t bytes)
+{
+    cuda_instance *cuda = ctx;
+    if (cuda->driver.push(cuda->context))
+        return; /* the context is gone, and its memory with it */
+    give(cuda, (CUdeviceptr)ptr, bytes);
+    CUcontext ours;
+    cuda->driver.pop(&ours);
+}
+
+/* ---- open and close --------------------------------------------------------------------------------------------- */
+
+static rssm_status find_device(cuda_instance *cuda, rssm_error *err)
+{
+    rssm_cuda_driver *d = &cuda->driver;
+    int count = 0, id = cuda->options.device_id;
+    CUresult result = d->init(0);
+    if (!result)
+        result = d->device_count(&count);
+    if (result == CUDA_ERROR_NO_DEVICE || (!result && id >= count))
+        return rssm_fail(err, RSSM_ERR_UNSUPPORTED, "there is no CUDA device %d: the driver sees %d", id, count);
+    if (!result)
+        result = d->device_get(&cuda->device, id);
+    if (!result)
+        result =
+            d->device_attribute(&cuda->limits.multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda->device);
+    if (!result)
+        result = d->device_attribute(&cuda->limits.shared_bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                                     cuda->device);
+    if (!result)
+        result = d->device_attribute(&cuda->limits.major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, cuda->device);
+    if (!result)
+        result = d->device_attribute(&cuda->limits.minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, cuda->device);
+    if (!result)
+        result = d->primary_retain(&cuda->context, cuda->device);
+    return result ? rssm_cuda_fail(d, result, "opening the CUDA device", err) : RSSM_OK;
+}
+
+/* A kernel is in use from here on: a module is loaded lazily, and that must not happen during a capture. */
+static CUresult load_kernel(cuda_instance *cuda, int index)
+{
+    const rssm_cuda_kernel *kernel = &rssm_cuda_kernels[index];
+    if (!rssm_cuda_kernel_serves(kernel, &cuda->options) || kernel->smem > cuda->limits.shared_bytes)
+        return CUDA_SUCCESS;
+    CUkernel handle = NULL;
+    CUfunction function = NULL;
+    CUresult result = cuda->driver.library_kernel(&handle, cuda->library, kernel->name);
+    if (!result)
+        result = cuda->driver.kernel_function(&function, handle);
+    if (!result && kernel->smem > 0)
+        result = cuda->driver.function_set(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel->smem);
+    if (!result && kernel->smem > 0)
+        result = cuda->driver.function_set(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
+    if (!result)
+        cuda->functions[index] = function;
+    return result;
+}
+
+static rssm_status load_library(cuda_instance *cuda, rssm_error *err)
+{
+    CUresult result = cuda->driver.library_load(&cuda->library, rssm_cuda_fatbin, NULL, NULL, 0, NULL, NULL, 0);
+    if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
+        return rssm_fail(err, RSSM_ERR_UNSUPPORTED, "no kernel in this build for compute capability %d.%d",
+                         cuda->limits.major, cuda->limits.minor);
+    for (int i = 0; !result && i < rssm_cuda_num_kernels; i++)
+        result = load_kernel(cuda, i);
+    return result ? fail(cuda, result, "loading the CUDA kernels", err) : RSSM_OK;
+}
+
+static rssm_status open_in_context(cuda_instance *cuda, rssm_error *err)
+{
+    rssm_status status = load_library(cuda, err);
+    if (status)
+        return status;
+    CUresult result = take(cuda, FAULT_BYTES, &cuda->fault);
+    if (!result)
+        result = cuda->driver.memset8(cuda->fault, 0, FAULT_BYTES, NULL);
+    if (!result)
+        result = cuda->driver.stream_sync(NULL);
+    return result ? fail(cuda, result, "allocating the workspace", err) : RSSM_OK;
+}
+
+static size_t functions_bytes(void)
+{
+    return (size_t)rssm_cuda_num_kernels * sizeof(CUfunction);
+}
+
+static void cuda_close(void *ctx)
+{
+    cuda_instance *cuda = ctx;
+    if (cuda->context && !cuda->driver.push(cuda->context)) {
+        give(cuda, cuda->fault, FAULT_BYTES);
+        give(cuda, cuda->regions, cuda->regions_bytes);
+        if (cuda->library)
+            cuda->driver.library_unload(cuda->library);
+        CUcontext ours;
+        cuda->driver.pop(&ours);
+    }
+    if (cuda->context)
+        cuda->driver.primary_release(cuda->device);
+    rssm_cuda_driver_close(&cuda->driver);
+    rssm_allocator mem = cuda->mem;
+    rssm_mem_free(&mem, cuda->functions, functions_bytes());
+    rssm_mem_free(&mem, cuda, sizeof(*cuda));
+}
+
+static rssm_status cuda_open(const rssm_backend_options *options, void **ctx, rssm_error *err)
+{
+    cuda_instance *cuda = rssm_mem_alloc(options->mem, sizeof(*cuda), 16);
+    if (!cuda)
+        return rssm_out_of_memory(err);
+    cuda->options = *options;
+    cuda->mem = *options->mem;
+    cuda->functions = rssm_mem_alloc(options->mem, functions_bytes(), 16);
+    rssm_status status = cuda->functions ? rssm_cuda_driver_load(&cuda->driver, err) : rssm_out_of_memory(err);
+    if (!status)
+        status = find_device(cuda, err);
+    if (!status)
+        status = enter(cuda, err);
+    if (!status) {
+        status = open_in_context(cuda, err);
+        CUcontext ours;
+        cuda->driver.pop(&ours);
+    }
+    if (status)
+        cuda_close(cuda);
+    else
+        *ctx = cuda;
+    return status;
+}
+
+/* ---- the pool --------------------------------------------------------------------------------------------------- */
+
+static rssm_status cuda_bind(void *ctx, const rssm_pool *pool, rssm_error *err)
+{
+    cuda_instance *cuda = ctx;
+    rssm_status status = enter(cuda, err);
+    if (status)
+        return status;
+    int64_t bytes = pool->num_regions * (int64_t)sizeof(rssm_region);
+    CUdeviceptr regions = 0;
+    CUresult result = take(cuda, bytes, &regions);
+    if (!result)
+        result = cuda->driver.to_device(regions, pool->regions, (size_t)bytes, NULL);
+    if (!result)
+        result = cuda->driver.stream_sync(NULL);
+    if (result) {
+        give(cuda, regions, bytes);
+    } else {
+        cuda->regions = regions;
+        cuda->regions_bytes = bytes;
+        cuda->pool = *pool;
+    }
+    return leave(cuda, result, "binding the pool", err);
+}
+
+static CUresult launch(cuda_instance *cuda, int kernel, const rssm_cuda_grid *grid, const void *args, void *stream)
+{
+    void *parameters[] = {(void *)(uintptr_t)args};
+    return cuda->driver.launch(cuda->functions[kernel], grid->x, grid->y, grid->z, grid->threads, 1, 1, grid->smem,
+                               (CUstream)stream, parameters, NULL);
+}
+
+static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count, void *stream, rssm_error *err)
+{
+    cuda_instance *cuda = ctx;
+    const rssm_pool *pool = &cuda->pool;
+    rssm_cuda_reset args = {
+        .regions = (const rssm_region *)cuda->regions,
+        .cursor = pool->cursor,
+        .cursor_slot = pool->cursor_slot,
+        .S = pool->S,
+        .pad_slot = pool->pad_slot,
+        .slots = *slots,
+        .count = slots->data ? count : pool->S,
+        .num_regions = pool->num_regions,
+        .L = pool->L,
+        .spread = pool->spread,
+    };
+    rssm_cuda_grid grid = rssm_cuda_reset_grid(&args);
+    rssm_status status = enter(cuda, err);
+    return status ? status
+                  : leave(cuda, launch(cuda, RSSM_CUDA_KERNEL_RESET, &grid, &args, stream), "launching reset", err);
+}
+
+/* ---- a step ----------------------------------------------------------------------------------------------------- */
+
+static rssm_status cuda_step_begin(void *ctx, const rssm_begin *begin, void *stream, rssm_error *err)
+{
+    cuda_instance *cuda = ctx;
+    rssm_cuda_grid grid = {.x = ((unsigned)begin->B + 255) / 256, .y = 1, .z = 1, .threads = 256};
+    rssm_status status = enter(cuda, err);
+    return status
+               ? status
+               : leave(cuda, launch(cuda, RSSM_CUDA_KERNEL_BEGIN, &grid, begin, stream), "launching step_begin", err);
+}
+
+static rssm_status cuda_step(void *ctx, const rssm_step *step, void *stream, rssm_error *err)
+{
+    cuda_instance *cuda = ctx;
+    rssm_cuda_grid grid;
+    int kernel = rssm_cuda_choose(step, &cuda->limits, &grid);
+    if (!cuda->functions[kernel])
+        return rssm_fail(err, RSSM_ERR_UNSUPPORTED,
+                         "no kernel for this step fits the device's shared memory (%d bytes per block)",
+                         cuda->limits.shared_bytes);
+    rssm_status status = enter(cuda, err);
+    return status ? status : leave(cuda, launch(cuda, kernel, &grid, step, stream), "launching the step", err);
+}
+
+/* ---- faults and deep checks ------------------------------------------------------------------------------------- */
+
+static uint32_t *cuda_fault_word(void *ctx)
+{
+    return (uint32_t *)((cuda_instance *)ctx)->fault;
+}
+
+static rssm_status cuda_to_host(void *ctx, void *dst, const void *src, int64_t bytes, void *stream, rssm_error *err)
+{
+    cuda_instance *cuda = ctx;
+    rssm_status status = enter(cuda, err);
+    if (status)
+        return status;
+    CUresult result = cuda->driver.to_host(dst, (CUdeviceptr)src, (size_t)bytes, (CUstream)stream);
+    if (!result)
+        result = cuda->driver.stream_sync((CUstream)stream);
+    return leave(cuda, result, "reading device memory", err);
+}
+
+static rssm_status cuda_fault_read(void *ctx, void *stream, uint32_t *word, rssm_error *err)
+{
+    return cuda_to_host(ctx, word, cuda_fault_word(ctx), sizeof(*word), stream, err);
+}
+
+static rssm_status cuda_fault_clear(void *ctx, void *stream, rssm_error *err)
+{
+    cuda_instance *cuda = ctx;
+    rssm_status status = enter(cuda, err);
+    return status ? status
+                  : leave(cuda, cuda->driver.memset8(cuda->fault, 0, sizeof(uint32_t), (CUstream)stream),
+                          "clearing the fault word", err);
+}
+
+static const char *cuda_level(const void *ctx)
+{
+    (void)ctx;
+    return "";
+}
+
+static int32_t cuda_threads(const void *ctx)
+{
+    (void)ctx;
+    return 0;
+}
+
+static const rssm_backend cuda_backend = {
+    .name = "cuda",
+    .device_type = kDLCUDA,
+    .workspace_bytes = cuda_workspace_bytes,
+    .open = cuda_open,
+    .close = cuda_close,
+    .level = cuda_level,
+    .threads = cuda_threads,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .bind = cuda_bind,
+    .reset = cuda_reset,
+    .step_begin = cuda_step_begin,
+    .step = cuda_step,
+    .fault_word = cuda_fault_word,
+    .fault_read = cuda_fault_read,
+    .fault_clear = cuda_fault_clear,
+    .to_host = cuda_to_host,
+};
+
+const rssm_backend *rssm_cuda_backend(void)
+{
+    return &cuda_backend;
+}

@@ -1,0 +1,80 @@
+/* Which kernel of the fatbin runs a step, and how it is launched: plain C for the host, no CUDA header needed. */
+#ifndef RSSM_CUDA_LAUNCH_H_
+#define RSSM_CUDA_LAUNCH_H_
+
+#include "variants.h"
+
+/* One tuned kernel, as the host sees it. */
+typedef struct rssm_cuda_variant {
+    const char *name;
+    int32_t family, state_dtype, K, V;
+    int32_t tile;    /* state rows per block */
+    int32_t threads; /* per block */
+    int32_t ring;    /* 1: L >= 2, 0: L = 1 */
+    int32_t smem;    /* dynamic shared memory, bytes */
+} rssm_cuda_variant;
+
+#define RSSM_CUDA_STRING_(x) #x
+#define RSSM_CUDA_STRING(x)  RSSM_CUDA_STRING_(x)
+#define RSSM_CUDA_VARIANT(family, state, K, V, VT, NT, kind, blocks)      \
+    {RSSM_CUDA_STRING(RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind)), \
+     RSSM_CUDA_FAMILY_##family,                                           \
+     RSSM_CUDA_DTYPE_##state,                                             \
+     K,                                                                   \
+     V,                                                                   \
+     VT,                                                                  \
+     NT,                                                                  \
+     RSSM_CUDA_RING_##kind,                                               \
+     RSSM_CUDA_SMEM(RSSM_CUDA_FAMILY_##family, RSSM_CUDA_BYTES_##state, K, VT, NT, RSSM_CUDA_RING_##kind)},
+
+static const rssm_cuda_variant rssm_cuda_variants[] = {RSSM_CUDA_LIST_KDA(RSSM_CUDA_VARIANT) RSSM_CUDA_LIST_GDN(
+    RSSM_CUDA_VARIANT) RSSM_CUDA_LIST_MAMBA2(RSSM_CUDA_VARIANT)};
+
+enum { RSSM_CUDA_VARIANTS = (int)(sizeof rssm_cuda_variants / sizeof rssm_cuda_variants[0]) };
+
+/* How to launch a step. variant: index above, -1 = "rssm_step_general". grid[2] carries rows beyond 65535. */
+typedef struct rssm_cuda_launch {
+    int32_t variant;
+    uint32_t grid[3], threads, smem;
+} rssm_cuda_launch;
+
+static inline int rssm_cuda_pool_fits(const rssm_pooled *p)
+{
+    const int64_t bytes = p->dtype == RSSM_CUDA_DTYPE_f32 ? 4 : 2;
+    return ((uintptr_t)p->data & 15) == 0 && p->slot * bytes % 16 == 0;
+}
+
+/* Whether this variant can run this step. */
+static inline int rssm_cuda_variant_fits(const rssm_cuda_variant *v, const rssm_step *s)
+{
+    if (v->family != s->family || v->state_dtype != s->state.dtype || v->K != s->K || v->V != s->V)
+        return 0;
+    if (v->ring != (s->L > 1) || s->L > RSSM_CUDA_MAX_RING || !rssm_cuda_pool_fits(&s->state))
+        return 0;
+    return !v->ring || (rssm_cuda_pool_fits(&s->d_cache) && rssm_cuda_pool_fits(&s->k_cache) && rssm_cuda_pool_fits(&s->g_cache));
+}
+
+/* The kernel for a step on a device of `sms` multiprocessors: of the variants that fit, listed from the largest tile
+ * to the smallest, the first whose blocks fill the device; the smallest where none does. */
+static inline rssm_cuda_launch rssm_cuda_choose(const rssm_step *s, int sms)
+{
+    rssm_cuda_launch l = {-1, {0, 0, 0}, 0, 0};
+    for (int i = 0; i < RSSM_CUDA_VARIANTS; ++i) {
+        const rssm_cuda_variant *v = &rssm_cuda_variants[i];
+        if (!rssm_cuda_variant_fits(v, s))
+            continue;
+        l.variant = i;
+        if ((int64_t)s->B * s->HV * (s->V / v->tile) >= (int64_t)sms * RSSM_CUDA_BLOCKS_PER_SM)
+            break;
+    }
+    const rssm_cuda_variant *v = l.variant < 0 ? 0 : &rssm_cuda_variants[l.variant];
+    const int32_t tile = v ? v->tile : RSSM_CUDA_GENERAL_ROWS;
+    l.threads = v ? (uint32_t)v->threads : RSSM_CUDA_GENERAL_THREADS;
+    l.smem = v ? (uint32_t)v->smem : 0;
+    l.grid[0] = (uint32_t)(s->HV * ((s->V + tile - 1) / tile));
+    l.grid[1] = (uint32_t)(s->B < 65535 ? s->B : 65535);
+    l.grid[2] = (uint32_t)(((int64_t)s->B + 65534) / 65535);
+    return l;
+}
+
+#endif

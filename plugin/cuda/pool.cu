@@ -1,0 +1,58 @@
+/* Kernels that keep the pool: the cursors of a forward pass, and fresh slots. */
+#include "step_math.cuh"
+
+/* Grid ceil(B / 256) x 256 threads. rows[b] = {slot, base, count, flush, conv, b, 1, 0}; a padding row has slot -1. */
+extern "C" __global__ void __launch_bounds__(256) rssm_step_begin(const __grid_constant__ rssm_begin a)
+{
+    const int64_t b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (b >= a.B)
+        return;
+    int32_t *const out = a.rows + b * a.rows_row;
+    const int64_t slot = a.slots.data ? load_index(a.slots, b) : b;
+    int32_t row[RSSM_STEP_ROW_WIDTH] = {-1, 0, 0, 0, 0, 0, 0, 0};
+    if (slot >= 0 && slot < a.S && slot != a.pad_slot) {
+        int32_t *const cursor = a.cursor + slot * a.cursor_slot;
+        const int32_t base = cursor[0], count = cursor[1], conv = cursor[2], shortened = cursor[3];
+        const bool sane = base >= 0 && base < a.R && count >= 0 && count <= a.L && conv >= 0 &&
+                          (a.conv_len > 0 ? conv < a.conv_len : true) && shortened >= 0 && shortened < a.L;
+        if (sane) {
+            const bool flush =
+                count >= a.L - 1 - shortened || (a.force_flush.data && load_index(a.force_flush, b) != 0);
+            row[0] = (int32_t)slot;
+            row[1] = base;
+            row[2] = count;
+            row[3] = flush;
+            row[4] = conv;
+            row[5] = (int32_t)b;
+            row[6] = 1;
+            cursor[0] = flush ? (base + count) % a.R : base;
+            cursor[1] = flush ? 0 : count + 1;
+            cursor[2] = a.conv_len > 0 ? (conv + 1) % a.conv_len : conv;
+            cursor[3] = flush ? 0 : shortened;
+        } else if (a.fault) {
+            atomicOr(a.fault, (uint32_t)RSSM_FAULTBIT_CURSOR);
+        }
+    }
+    for (int i = 0; i < RSSM_STEP_ROW_WIDTH; ++i)
+        out[i] = row[i];
+}
+
+/* Zero `bytes` bytes of each given slot of one tensor: blockIdx.y = which slot, blockIdx.x strides over its bytes.
+ * stride: bytes from slot to slot. Slots out of range are passed over. */
+extern "C" __global__ void __launch_bounds__(256)
+    rssm_reset_slots(void *data, int64_t stride, int64_t bytes, int64_t S, int64_t pad_slot, const rssm_index slots)
+{
+    const int64_t slot = load_index(slots, blockIdx.y);
+    if (slot < 0 || slot >= S || slot == pad_slot)
+        return;
+    unsigned char *const p = (unsigned char *)data + slot * stride;
+    const int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    /* Byte by byte up to a 16-byte boundary, then vectors, then the rest. */
+    const int64_t head = min((int64_t)(-(uintptr_t)p & 15), bytes), body = (bytes - head) / 16;
+    for (int64_t i = t; i < head; i += threads)
+        p[i] = 0;
+    for (int64_t i = t; i < body; i += threads)
+        ((uint4 *)(p + head))[i] = make_uint4(0, 0, 0, 0);
+    for (int64_t i = head + body * 16 + t; i < bytes; i += threads)
+        p[i] = 0;
+}

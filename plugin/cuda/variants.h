@@ -1,0 +1,81 @@
+/* Every step kernel of the fatbin, as data: C11 for the host, and the list from which the .cu files are instantiated.
+ *
+ * A tuned kernel is fixed in family, state dtype, K and V; io, ring and weight dtypes are run-time. It needs 16-byte
+ * aligned state and key/gate ring rows (base and slot stride) and L <= 16; "ring" kernels serve L >= 2, "rw" kernels
+ * L = 1, the plain read-and-write step. The general kernel serves everything.
+ * A kernel's argument is the rssm_step, by value. Load with cuLibraryGetKernel(name); set
+ * CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES to smem and CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT to
+ * 100: the state travels through shared memory, and occupancy is what hides its latency.
+ */
+#ifndef RSSM_CUDA_VARIANTS_H_
+#define RSSM_CUDA_VARIANTS_H_
+
+#include "core/step.h"
+#include <stdint.h>
+
+#define RSSM_CUDA_MAX_RING        16 /* L of a tuned kernel */
+#define RSSM_CUDA_BLOCKS_PER_SM   3  /* with fewer in the grid a smaller tile is faster */
+#define RSSM_CUDA_GENERAL_ROWS    32 /* state rows per block of the general kernel */
+#define RSSM_CUDA_GENERAL_THREADS 128
+
+/* Records that a fold sees at once: the ring and the token. */
+#define RSSM_CUDA_NREC(ring) ((ring) ? RSSM_CUDA_MAX_RING + 1 : 1)
+#define RSSM_CUDA_PAD4(n)    (((n) + 3) / 4 * 4)
+
+/* Dynamic shared memory of a tuned kernel in bytes; step_tile.cuh lays it out in this order. */
+#define RSSM_CUDA_READOUTS(family) ((family) == 3 ? 1 : 2)
+#define RSSM_CUDA_SMEM(family, bytes, K, VT, NT, ring)                                                            \
+    ((VT) * (K) * (bytes) +                                                                                       \
+     4 * (RSSM_CUDA_NREC(ring) * (K) + (NT) / 32 * RSSM_CUDA_NREC(ring) * 4 * RSSM_CUDA_PAD4((VT) / ((NT) / 8)) + \
+          ((family) == 1 ? 4 : 2) * (K) + RSSM_CUDA_READOUTS(family) * (K) +                                      \
+          (NT) / 32 * (16 * RSSM_CUDA_READOUTS(family) + 4 + 2)))
+
+/* The numbers behind the names in the lists below. */
+enum { RSSM_CUDA_FAMILY_kda = 1, RSSM_CUDA_FAMILY_gdn = 2, RSSM_CUDA_FAMILY_mamba2 = 3 };
+enum { RSSM_CUDA_DTYPE_f32 = 1, RSSM_CUDA_DTYPE_bf16 = 2, RSSM_CUDA_DTYPE_f16 = 3 };
+enum { RSSM_CUDA_BYTES_f32 = 4, RSSM_CUDA_BYTES_bf16 = 2, RSSM_CUDA_BYTES_f16 = 2 };
+enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
+
+#define RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind) \
+    rssm_step_##family##_##state##_k##K##_v##V##_t##VT##_n##NT##_##kind
+
+/* X(family, state, K, V, VT, NT, kind, blocks per SM): VT rows of V per block, NT threads. */
+#define RSSM_CUDA_LIST_DELTA(X, family)         \
+    X(family, f32, 128, 128, 128, 256, ring, 2) \
+    X(family, f32, 128, 128, 64, 128, ring, 4)  \
+    X(family, f32, 128, 128, 32, 128, ring, 5)  \
+    X(family, f32, 128, 128, 128, 128, rw, 3)   \
+    X(family, f32, 128, 128, 64, 128, rw, 5)    \
+    X(family, f32, 128, 128, 32, 128, rw, 6)    \
+    RSSM_CUDA_LIST_DELTA16(X, family, bf16)     \
+    RSSM_CUDA_LIST_DELTA16(X, family, f16)
+#define RSSM_CUDA_LIST_DELTA16(X, family, st)  \
+    X(family, st, 128, 128, 128, 256, ring, 2) \
+    X(family, st, 128, 128, 128, 128, ring, 4) \
+    X(family, st, 128, 128, 64, 128, ring, 5)  \
+    X(family, st, 128, 128, 32, 128, ring, 5)  \
+    X(family, st, 128, 128, 128, 128, rw, 5)   \
+    X(family, st, 128, 128, 64, 128, rw, 5)    \
+    X(family, st, 128, 128, 32, 128, rw, 6)
+
+#define RSSM_CUDA_LIST_KDA(X) RSSM_CUDA_LIST_DELTA(X, kda)
+#define RSSM_CUDA_LIST_GDN(X) RSSM_CUDA_LIST_DELTA(X, gdn)
+#define RSSM_CUDA_LIST_MAMBA2(X)                                                                           \
+    RSSM_CUDA_LIST_M2(X, f32, ring, 4)                                                                     \
+    RSSM_CUDA_LIST_M2(X, f32, rw, 4) RSSM_CUDA_LIST_M2(X, bf16, ring, 5) RSSM_CUDA_LIST_M2(X, bf16, rw, 5) \
+        RSSM_CUDA_LIST_M2(X, f16, ring, 5) RSSM_CUDA_LIST_M2(X, f16, rw, 5)
+#define RSSM_CUDA_LIST_M2(X, st, kind, minb)    \
+    X(mamba2, st, 128, 64, 64, 128, kind, minb) \
+    X(mamba2, st, 128, 64, 32, 128, kind, minb) \
+    X(mamba2, st, 128, 64, 16, 128, kind, minb) \
+    X(mamba2, st, 128, 80, 80, 128, kind, 4)    \
+    X(mamba2, st, 128, 80, 16, 128, kind, minb) \
+    X(mamba2, st, 128, 32, 32, 128, kind, minb) \
+    X(mamba2, st, 128, 32, 16, 128, kind, minb) \
+    X(mamba2, st, 256, 128, 64, 256, kind, 2)   \
+    X(mamba2, st, 256, 128, 32, 128, kind, 4)   \
+    X(mamba2, st, 256, 64, 64, 256, kind, 2)    \
+    X(mamba2, st, 256, 64, 32, 128, kind, 4)    \
+    X(mamba2, st, 256, 64, 16, 128, kind, 4)
+
+#endif
