@@ -80,5 +80,13 @@ typedef const rssm_api *(*rssm_get_api_fn)(uint32_t abi_major);
 
 #ifdef __cplusplus
 }
+
+/* auto args = rssm_make<rssm_init_args>(); is a zeroed struct that knows its size. */
+template <typename T> inline T rssm_make()
+{
+    T made = T();
+    made.struct_size = sizeof(T);
+    return made;
+}
 #endif
 #endif

@@ -1,8 +1,8 @@
 /* replayssm plugin ABI 1.0: status codes, errors, dtypes, tensor roles.
  *
  * Conventions that hold for every header of this ABI
- *   - Every struct starts with `uint64_t struct_size`, set by whoever allocates it to sizeof(the struct) as he
- *     knows it. The callee reads min(given, known) and treats the rest as zero; a longer struct is accepted when its
+ *   - Every struct starts with `uint64_t struct_size`, set by whoever allocates it to sizeof(the struct) in the
+ *     headers that he compiles with. The callee reads min(given, known) and treats the rest as zero; a longer struct is accepted when its
  *     unknown tail is zero; a shorter one is accepted down to the 1.0 size. Zero-filled fields mean "the default".
  *   - Tensors are DLPack DLTensors, passed by pointer and borrowed until the call returns.
  *   - Sizes are bytes and strides are elements unless a name says otherwise.
@@ -64,7 +64,10 @@ typedef struct rssm_error {
     int32_t role;       /* RSSM_T_*, or RSSM_T_NONE                                                       */
     int32_t dim;        /* the dimension at fault, from 0; -1 when it is the rank or not a dimension      */
     int32_t cuda_error; /* CUresult when status is RSSM_ERR_CUDA or RSSM_ERR_DEVICE_LOST, else 0          */
-    int64_t expected;   /* both sides of the comparison that failed, where they are numbers               */
+    /* Both sides, for errors of a tensor: sizes (SHAPE), bits (DTYPE), device types or ids (DEVICE), elements (STRIDE),
+     * bytes (ALIGNMENT); OVERLAP: expected is the role of the other tensor; VALUE: a bound and the value, or for a slot
+     * that appears twice both rows. Other errors have their numbers in the message alone. */
+    int64_t expected;
     int64_t got;
     char message[512]; /* UTF-8, zero-terminated, one line                                                */
 } rssm_error;
@@ -94,9 +97,11 @@ enum { RSSM_DTYPE_DEFAULT = 0, RSSM_DTYPE_FLOAT32 = 1, RSSM_DTYPE_BFLOAT16 = 2, 
  *   ring            d_cache[S,HV,R,V]     d_cache[S,HV,R,V]     x_cache[S,nh,R,P]
  *                   k_cache[S,H,R,K]      k_cache[S,H,R,K]      B_cache[S,ng,R,N]
  *                   g_cache[S,HV,R,K]     g_cache[S,HV,R]       dt_cache[S,nh,R]
- * (* optional with a lower bound.) Inputs may also come with their two inner dims flattened. Inputs, outputs and weights
- * need element alignment, compact inner dims and any row stride; pool tensors 16-byte alignment, compact inner dims and
- * any slot stride; index arrays (int32 or int64) any stride. At L = 1 the ring may be absent. */
+ * (* optional with a lower bound.) Inputs may also come with their two inner dims flattened, weights with extra dims of 1
+ * (A_log [1, 1, HV, 1]), KDA's dt_bias as [HV, K]. Missing dt_bias and D count as 0. Inputs, outputs and weights need
+ * element alignment, compact inner dims and any row stride >= 0 (rows of out may not overlap); pool tensors a 16-byte
+ * aligned base, compact inner dims and any slot stride; index arrays (int32 or int64) any stride >= 0. NULL strides mean
+ * compact; B = 0 is an empty call. At L = 1 the ring may be absent. */
 enum {
     RSSM_T_NONE = 0,
     RSSM_T_MIXED_QKV = 1, /* io dtype                                                              */
@@ -107,8 +112,8 @@ enum {
     RSSM_T_X = 6,
     RSSM_T_BM = 7, /* Mamba-2's input matrix B                                                     */
     RSSM_T_CM = 8, /* Mamba-2's output matrix C                                                    */
-    RSSM_T_A = 9,  /* a: before gate and bias; io dtype or float32                                 */
-    RSSM_T_B = 10, /* b: before the sigmoid; io dtype or float32                                   */
+    RSSM_T_A = 9,  /* "a", the gate's input; io dtype or float32                                   */
+    RSSM_T_B = 10, /* "b", beta before its sigmoid; io dtype or float32                             */
     RSSM_T_DT = 11,
     RSSM_T_Z = 12,
     RSSM_T_A_LOG = 13,   /* weights: float32, bfloat16 or float16, each on its own                    */

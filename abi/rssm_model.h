@@ -73,8 +73,9 @@ typedef struct rssm_init_args {
 
     int32_t device_type; /* DLDeviceType: kDLCPU [default] or kDLCUDA                                    */
     int32_t device_id;
-    int32_t tp_size;             /* [1]; heads are split over the ranks, see docs/abi.md                         */
-    int32_t tp_rank;             /* 0 .. tp_size - 1                                                             */
+    int32_t tp_size; /* [1]; value heads are split evenly, key heads too; Mamba-2 groups are copied where tp_size is a
+                        multiple of their number; anything else is ERR_TP */
+    int32_t tp_rank; /* 0 .. tp_size - 1                                                             */
     int32_t layer_begin;         /* this pipeline stage's model layers [layer_begin, layer_end)                  */
     int32_t layer_end;           /* [0 = all]                                                                    */
     int32_t ring_length;         /* L, 1 .. 64; [0 = the length with the fewest modelled bytes per token]        */
@@ -88,10 +89,10 @@ typedef struct rssm_init_args {
                                  /* [both 0: pool_layout reports one slot, pool_create is an error, and
                                     the tensors of a call say how many slots they have]                  */
     int32_t has_pad_slot;
-    int32_t num_threads;             /* CPU backend [0 = the affinity mask's count]; results do not depend on it      */
-    int64_t pad_slot;                /* with has_pad_slot: this slot index marks a padding row                        */
-    uint32_t flags;                  /* RSSM_INIT_*                                                                   */
-    int32_t cpu_level;               /* RSSM_CPU_*: cap the CPU features used (tests) [0 = best available]            */
+    int32_t num_threads; /* CPU backend [0 = the affinity mask's count]; no result depends on it, the workspace does */
+    int64_t pad_slot;    /* with has_pad_slot: this slot index marks a padding row                        */
+    uint32_t flags;      /* RSSM_INIT_*                                                                   */
+    int32_t cpu_level;   /* RSSM_CPU_*: cap the CPU features used (tests) [0 = best available]            */
     const rssm_allocator *allocator; /* copied [C library]                                               */
     rssm_log_fn log;                 /* [silence]                                                        */
     void *log_user;
@@ -104,10 +105,11 @@ enum { RSSM_CPU_BEST = 0, RSSM_CPU_SCALAR = 1, RSSM_CPU_AVX2 = 2, RSSM_CPU_AVX51
 enum {
     RSSM_GATE_SOFTPLUS = 1, /* g = -exp(A_log) * softplus(a + dt_bias)                    */
     RSSM_GATE_BOUNDED = 2,  /* g = lower_bound * sigmoid(exp(A_log) * (a + dt_bias))      */
-    RSSM_GATE_MAMBA2 = 3    /* g = -exp(A_log) * clamp(softplus(dt + dt_bias))            */
+    RSSM_GATE_MAMBA2 = 3    /* g = -exp(A_log) * dt, dt = clamp(softplus(dt + dt_bias))   */
 };
 
-/* What the instance is. Pointers live until teardown. Heads are this rank's unless a name says model_. */
+/* What the instance is. Pointers live until teardown. Heads are this rank's unless a name says model_; Mamba-2 reads
+ * H = n_groups, HV = heads, K = state size N, V = head dim P. */
 typedef struct rssm_description {
     uint64_t struct_size;
     int32_t family;
@@ -136,7 +138,8 @@ typedef struct rssm_description {
     int32_t io_dtype, state_dtype, ring_dtype;
     int32_t device_type, device_id;
     int32_t layout_version;
-    uint64_t layout_hash;       /* equal on all ranks of one model: the ranks compare it before a token  */
+    uint64_t layout_hash; /* equal on all tensor-parallel ranks of a pipeline stage: they compare it before a token. It
+                             does not cover num_slots: with a byte budget take the least over the ranks  */
     const char *layout_text;    /* what was hashed, for a person                                        */
     const char *ring_reason;    /* why this L                                                           */
     const char *const *read;    /* [num_read] "linear_num_key_heads = 16 (text_config)", ...            */

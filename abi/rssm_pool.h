@@ -53,7 +53,9 @@ typedef struct rssm_layout {
  *   tensors the host's own tensors: [num_layers][num_roles], indexed tensors[layer * num_roles + role]; any slot
  *           stride; the cursor is that of layer 0. Validated against the table;
  *   neither the plugin allocates (callbacks or its own) and zeroes everything.
- * Host memory is bound as it is: reset() the slots that are new. It must live until teardown. */
+ * Host memory is bound as it is: reset() every slot before its first use, or its cursor is garbage and the slot decodes as
+ * padding (zeros, and the fault word of rssm_fault.h). The memory must live until teardown; the DLTensors, shapes and
+ * strides that describe it are copied. */
 typedef struct rssm_pool_args {
     uint64_t struct_size;
     void *slab;
@@ -64,7 +66,12 @@ typedef struct rssm_pool_args {
     void *stream;
 } rssm_pool_args;
 
-/* state = 0, ring empty, cursor = 0 for slots[n] (int32 or int64 tensor on the instance's device), in all layers;
+/* The life of a slot. reset it for a new request; then, for a prompt that was prefilled elsewhere, write its final state
+ * into state[slot] of every layer (`state` of pool_tensors, [HV, V, K] or [nh, P, N]) before the first step, or leave it 0.
+ * After a step that flushed the slot, state[slot] is the whole state, the step's token included; between flushes it is the
+ * checkpoint and the ring holds the rest (rssm_slots.h will export, copy and flush without a token).
+ *
+ * reset: state = 0, ring empty, cursor = 0 for slots[n] (int32 or int64 tensor on the instance's device), in all layers;
  * slots NULL = every slot. Indices out of range are skipped. */
 typedef struct rssm_reset_args {
     uint64_t struct_size;

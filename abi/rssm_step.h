@@ -6,11 +6,27 @@
  *     for layer in 0 .. num_linear_layers - 1:    every layer exactly once
  *         decode(layer, inputs, weights, pool tensors of the layer, rows) -> out
  *
- * Per row and value head hv, with h = hv / (HV / H), state S[V][K] and the log gate g (design/maths.md):
- *     KDA, GDN:  d = beta (v - (S exp(g)) k);  out = (S exp(g)) q + d (k.q);  S <- S exp(g) + d k^T
- *     Mamba-2:   S <- S exp(A dt) + dt x B^T;  out = S C + D x;  with z: out <- out z sigmoid(z)
+ * Per row and value head hv, with key head (group) h = hv / (HV / H), everything in float32:
+ *
+ *   KDA, GDN   q <- q / sqrt(sum_K q^2 + norm_eps) * scale     (without qk_norm: q * scale)
+ *              k <- k / sqrt(sum_K k^2 + norm_eps)             (without qk_norm: k)
+ *              g <- -exp(A_log[hv]) * softplus(a + dt_bias), or with a bound lower_bound * sigmoid(exp(A_log[hv]) *
+ *                   (a + dt_bias)); no A_log = no exp(A_log) factor. KDA: one g per key channel (a[hv, K], dt_bias[hv * K + k]),
+ *                   which scales column k of S; GDN: one per value head
+ *              beta <- beta_scale * sigmoid(b)
+ *              S <- S exp(g);  d = beta (v - S k);  S <- S + d k^T;  out = S q
+ *   Mamba-2    dt <- clamp(softplus(dt + dt_bias), time_step_limit);  A = -exp(A_log)
+ *              S <- S exp(A dt) + dt x B^T;  out = S C + D x;  with z: out <- out * z * sigmoid(z)
+ *
+ * softplus(x) = x above 20, else log1p(exp(x)). The convolution with its SiLU comes before, the output norm and projection
+ * after: both are the host's (z is the gate alone, not a gated norm).
+ *
  * The state is not written at every token: the checkpoint and the `count` records of the ring stand for it, and a flush
- * (count >= L - 1, or forced) folds them and the current token into the checkpoint.
+ * (count >= L - 1, or forced) folds them and the current token into the checkpoint. Records hold d and k (x and B) rounded
+ * once to the ring dtype; a token's own output uses them unrounded.
+ *
+ * Bringing up a host: pass RSSM_CHECK_DEEP to step_begin and decode, and read the fault word (rssm_fault.h) after each pass.
+ * Without them a bad index or cursor is a padding row: zeros, and no error.
  */
 #ifndef RSSM_STEP_H_
 #define RSSM_STEP_H_
@@ -30,14 +46,17 @@ extern "C" {
  *   5 start  first token of this row in the packed inputs (plain step: the row's number)
  *   6 len    tokens of this row (plain step: 1)
  *   7 0
- * cursor: int32 [S, 4]: base, count, conv, short. `short` is 0, or with RSSM_INIT_SPREAD_FLUSH by how much the slot's
- * first window is shortened: it flushes at count >= L - 1 - short. */
+ * A padding row's outputs are zeroed and its inputs may be anything; nothing else is touched.
+ * cursor: int32 [S, 4]: base, count, conv, short. step_begin moves it: count + 1, or on a flush base + count (mod R) and
+ * count = 0; conv is the position in the convolution's ring, where the pool holds one. `short` is 0, or with
+ * RSSM_INIT_SPREAD_FLUSH by how much the slot's first window is shortened: it flushes at count >= L - 1 - short. */
 enum { RSSM_ROW_WIDTH = 8, RSSM_CURSOR_WIDTH = 4 };
 
 /* All tensors on the instance's device. A slot may appear once in a batch. */
 typedef struct rssm_step_begin_args {
     uint64_t struct_size;
-    const DLTensor *slots;       /* int32|int64 [B]; < 0, >= S or the pad slot = a padding row          */
+    const DLTensor *slots;       /* int32|int64 [B]; < 0, >= S or the pad slot = a padding row; a slot twice is
+                                    undefined (RSSM_CHECK_DEEP finds it)                                 */
     const DLTensor *force_flush; /* int32|int64 [B] or NULL                                             */
     const DLTensor *rows_out;    /* int32 [B, 8], the caller's, inner dim compact                       */
     void *stream;
@@ -45,16 +64,16 @@ typedef struct rssm_step_begin_args {
     uint32_t reserved_;
 } rssm_step_begin_args;
 
-/* Flags of step_begin, validate and decode. */
-enum {
-    RSSM_SKIP_VALIDATE = 1u << 0, /* decode: these args passed validate() before and only addresses of the same kind
-                                     changed; a wrong tensor is then undefined behaviour                  */
-    RSSM_CHECK_DEEP = 1u << 1     /* [may-sync] also read the index arrays: duplicate slots, bad cursors  */
-};
+/* Flags. RSSM_SKIP_VALIDATE (decode; validate ignores it): these args passed validate() before and only addresses of the
+ * same kind changed; a wrong tensor is then undefined behaviour. RSSM_CHECK_DEEP (step_begin, validate, decode; [may-sync]):
+ * also read the index arrays and refuse duplicate slots, bad cursors, rows that step_begin did not write. */
+enum { RSSM_SKIP_VALIDATE = 1u << 0, RSSM_CHECK_DEEP = 1u << 1 };
 
 /* One layer of one step. Exactly one of rows and write_pos. With write_pos the host keeps the cursor itself: base = 0,
  * count = write_pos[b], flush when count >= L - 1 or force_flush[b], slot = state_indices[b] or b; after the step the
- * host sets write_pos to 0 for flushed rows and adds 1 to the others. */
+ * host sets write_pos to 0 for flushed rows and adds 1 to the others. The pool's cursor takes no part: a slot may go from
+ * rows to write_pos right after a reset, and back after another one. has_lower_bound turns a softplus gate into a bounded
+ * one for this call. A layer decoded twice in a pass, or left out, is not noticed: its slots are undefined until reset. */
 typedef struct rssm_decode_args {
     uint64_t struct_size;
     const DLTensor *const *tensors; /* indexed by role (RSSM_T_*)                                       */

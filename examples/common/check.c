@@ -438,6 +438,12 @@ int check_before(check *c, int64_t layer, int64_t step)
 
 /* ---- after the call ------------------------------------------------------------------------------------------- */
 
+/* The worse of two; a NaN is the worst and stays. */
+static double worse(double a, double b)
+{
+    return isnan(a) || b <= a ? a : b;
+}
+
 /* got[n] against want[n]: relative and, for 16-bit types, in units of the rounding. */
 static void add_rounded(row_sums *s, int which, const dtype_info *type, const void *got, const double *want, int64_t n)
 {
@@ -469,8 +475,7 @@ static void add_record(const check *c, row_sums *s, int which, const void *got, 
         dtype_load(type, (const char *)got + i * type->bytes, 1, &value);
         double beyond = fabs(value - want[i]) - looseness(want[i], terms != NULL ? terms[i] : 0.0);
         double ulps = beyond > 0.0 ? beyond / dtype_ulp(type, want[i]) : (value == value ? 0.0 : NAN);
-        if (!(ulps <= s->ulps[which]))
-            s->ulps[which] = ulps;
+        s->ulps[which] = worse(s->ulps[which], ulps);
     }
 }
 
@@ -602,13 +607,13 @@ static void fold_row(check *c, int64_t b)
         if (f->name == NULL || s->values[i] == 0)
             continue;
         double value = figure_value(f, s, i);
-        if (f->judged == 0 || !(value <= f->worst)) {
+        if (f->judged == 0 || !(isnan(f->worst) || value <= f->worst)) {
             *f = (figure){f->name, f->unit, value, f->bar, f->judged, c->step, c->layer, b};
         }
         f->judged += s->values[i];
         double *drift = &c->drift[c->step / c->ring_length];
-        if (i == FIGURE_STATE && !(value <= *drift))
-            *drift = value;
+        if (i == FIGURE_STATE)
+            *drift = worse(*drift, value);
     }
     if (s->touched_checkpoint)
         check_fault(c, "step %" PRId64 ", layer %" PRId64 ", row %" PRId64 ": the checkpoint changed without a flush",

@@ -1,9 +1,11 @@
 #define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE     1
 #include "host.h"
 
 #include "json.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -26,7 +26,7 @@ static int print_help(const option_table *table)
     }
     printf("  %-*s %s\n\n", HELP_COLUMN, "--help", "this text");
     printf("DTYPE is float32, bfloat16 or float16 (also fp32, bf16, fp16).\n"
-           "The plugin is --plugin, else $REPLAYSSM_PLUGIN, else the one this program was built with.\n"
+           "The plugin is --plugin, else $REPLAYSSM_PLUGIN, else the one installed or built with this program.\n"
            "Exit status: 0 done, 1 a bar was missed, 2 refused (one line on stderr says why), 64 bad usage.\n");
     return EXIT_OK;
 }

@@ -122,7 +122,6 @@ static rssm_status init_with(const rssm_init_args *args, rssm_plugin **out, rssm
 {
     if (!out)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "the plugin pointer's address is NULL");
-    *out = NULL;
     rssm_init_args copy;
     rssm_dims dims;
     rssm_allocator allocator;
@@ -140,6 +139,8 @@ static rssm_status init_with(const rssm_init_args *args, rssm_plugin **out, rssm
 
 static rssm_status api_init(const rssm_init_args *args, rssm_plugin **out, rssm_error *theirs)
 {
+    if (out)
+        *out = NULL;
     rssm_error err;
     rssm_status status = open_error(&err, theirs);
     return status ? status : close_error(&err, theirs, init_with(args, out, &err));

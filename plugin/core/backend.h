@@ -21,7 +21,7 @@ typedef struct rssm_pool {
     int64_t pad_slot;
     int32_t *cursor;     /* [S, 4] */
     int64_t cursor_slot; /* elements */
-    int32_t spread;      /* 1: reset gives each slot a phase (cursor[3]) */
+    int32_t spread_step; /* reset sets cursor[3] = slot % L * spread_step % L; 0 = no spreading */
     int32_t pad_;
 } rssm_pool;
 

@@ -16,6 +16,7 @@
 #define RWKV      "RWKV is not KDA/GDN/Mamba-2"
 #define LIGHTNING "lightning attention is not KDA/GDN/Mamba-2"
 #define RG_LRU    "RG-LRU is not KDA/GDN/Mamba-2"
+#define FLA_OWN   "the config spelling of flash-linear-attention's own models is not read; give explicit dims"
 
 /* By model_type; a name that ends in '*' is a prefix. */
 static const struct {
@@ -32,6 +33,8 @@ static const struct {
     {"minimax", LIGHTNING},
     {"bailing_moe_linear", LIGHTNING},
     {"recurrent_gemma", RG_LRU},
+    {"kda", FLA_OWN},
+    {"gated_deltanet", FLA_OWN},
 };
 
 /* By a key that an unknown model_type has while it has none of ours. */

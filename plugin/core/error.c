@@ -1,6 +1,7 @@
 #include "core/error.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 static const char *const status_names[] = {
@@ -38,20 +39,34 @@ const char *rssm_status_name(rssm_status status)
     return status_names[status];
 }
 
-/* One line of whole UTF-8 characters, whatever the arguments held. */
-static void tidy(char *text, int length, int size)
+/* Bytes of the whole UTF-8 character at c, 0 if there is none. The text is zero-terminated, so a cut one is seen. */
+static int utf8_length(const unsigned char *c)
 {
-    int end = length < size ? length : size - 1;
-    if (length >= size) {
-        while (end > 0 && ((unsigned char)text[end - 1] & 0xC0) == 0x80)
-            end--; /* continuation bytes of a sequence that may be cut */
-        if (end > 0 && (unsigned char)text[end - 1] >= 0xC0)
-            end--;
-    }
-    text[end] = 0;
-    for (char *c = text; *c; c++)
-        if ((unsigned char)*c < 0x20 || *c == 0x7F)
+    int length = c[0] < 0x80                   ? 1
+                 : c[0] >= 0xC2 && c[0] < 0xE0 ? 2
+                 : (c[0] & 0xF0) == 0xE0       ? 3
+                 : c[0] >= 0xF0 && c[0] < 0xF5 ? 4
+                                               : 0;
+    for (int i = 1; i < length; i++)
+        if ((c[i] & 0xC0) != 0x80)
+            return 0;
+    bool overlong = (c[0] == 0xE0 && c[1] < 0xA0) || (c[0] == 0xF0 && c[1] < 0x90);
+    bool beyond = (c[0] == 0xED && c[1] >= 0xA0) || (c[0] == 0xF4 && c[1] >= 0x90);
+    return length && (overlong || beyond) ? 0 : length;
+}
+
+/* One line of whole UTF-8 characters, whatever the arguments held: paths and a config's strings may be anything. */
+static void tidy(char *text)
+{
+    unsigned char *c = (unsigned char *)text;
+    while (*c) {
+        int length = utf8_length(c);
+        if (!length || *c < 0x20 || *c == 0x7F) {
             *c = '?';
+            length = 1;
+        }
+        c += length;
+    }
 }
 
 static void __attribute__((format(printf, 4, 0)))
@@ -63,8 +78,9 @@ fill(rssm_error *err, rssm_status status, rssm_where where, const char *format, 
     err->cuda_error = 0;
     err->expected = where.expected;
     err->got = where.got;
-    int length = vsnprintf(err->message, sizeof(err->message), format, args);
-    tidy(err->message, length < 0 ? 0 : length, sizeof(err->message));
+    if (vsnprintf(err->message, sizeof(err->message), format, args) < 0)
+        err->message[0] = 0;
+    tidy(err->message);
 }
 
 rssm_status rssm_fail(rssm_error *err, rssm_status status, const char *format, ...)

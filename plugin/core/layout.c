@@ -12,9 +12,9 @@ static rssm_status split_delta_heads(rssm_rank *rank, const rssm_model *m, rssm_
 {
     int32_t tp = rank->tp_size;
     if (m->H % tp)
-        return rssm_fail(err, RSSM_ERR_TP, "%d key heads (H) do not divide by tp_size = %d", m->H, tp);
+        return rssm_fail(err, RSSM_ERR_TP, "tp_size = %d does not divide %d key heads (H)", tp, m->H);
     if (m->HV % tp)
-        return rssm_fail(err, RSSM_ERR_TP, "%d value heads (HV) do not divide by tp_size = %d", m->HV, tp);
+        return rssm_fail(err, RSSM_ERR_TP, "tp_size = %d does not divide %d value heads (HV)", tp, m->HV);
     rank->H = m->H / tp;
     rank->group_begin = rank->H * rank->tp_rank;
     return RSSM_OK;
@@ -25,7 +25,7 @@ static rssm_status split_mamba_heads(rssm_rank *rank, const rssm_model *m, rssm_
 {
     int32_t tp = rank->tp_size;
     if (m->HV % tp)
-        return rssm_fail(err, RSSM_ERR_TP, "%d Mamba-2 heads (nh) do not divide by tp_size = %d", m->HV, tp);
+        return rssm_fail(err, RSSM_ERR_TP, "tp_size = %d does not divide %d Mamba-2 heads (nh)", tp, m->HV);
     if (m->H % tp == 0) {
         rank->H = m->H / tp;
         rank->group_begin = rank->H * rank->tp_rank;
@@ -33,8 +33,8 @@ static rssm_status split_mamba_heads(rssm_rank *rank, const rssm_model *m, rssm_
         rank->H = 1;
         rank->group_begin = rank->tp_rank / (tp / m->H);
     } else {
-        return rssm_fail(err, RSSM_ERR_TP, "%d Mamba-2 groups (ng) neither divide by tp_size = %d nor divide it", m->H,
-                         tp);
+        return rssm_fail(err, RSSM_ERR_TP,
+                         "tp_size = %d neither divides %d Mamba-2 groups (ng) nor is a multiple of them", tp, m->H);
     }
     return RSSM_OK;
 }
@@ -195,18 +195,26 @@ static uint64_t hash_layers(const rssm_rank *rank)
     return hash;
 }
 
+/* A number in text that no locale changes. */
+static unsigned long long bits(double number)
+{
+    unsigned long long as_bits;
+    memcpy(&as_bits, &number, sizeof(as_bits));
+    return as_bits;
+}
+
 /* Everything that two ranks of one model must agree on, and nothing of the head range or the number of slots. */
 static rssm_status make_hash(rssm_rank *rank, rssm_arena *arena, const rssm_model *m, rssm_error *err)
 {
     rank->hash_text = rssm_arena_printf(
         arena,
         "replayssm-layout/%d %s tp=%d heads=%d/%d of %d/%d dims=%dx%d conv=%dx%d ring=%d/%d io=%s state=%s ring=%s "
-        "layers=%d#%016llx norm=%d bound=%d:%.17g beta=%.17g dt=%.17g:%.17g",
+        "layers=%d#%016llx norm=%d bound=%d:%016llx beta=%016llx dt=%016llx:%016llx",
         RSSM_LAYOUT_VERSION, rank->family->name, rank->tp_size, rank->H, rank->HV, m->H, m->HV, rank->K, rank->V,
         rank->conv_channels, rank->conv_len, rank->L, rank->R, rssm_dtype_name(rank->io_dtype),
         rssm_dtype_name(rank->state_dtype), rssm_dtype_name(rank->ring_dtype), rank->num_linear,
-        (unsigned long long)hash_layers(rank), m->qk_norm, m->has_lower_bound, m->lower_bound, m->beta_scale, m->dt_min,
-        m->dt_max);
+        (unsigned long long)hash_layers(rank), m->qk_norm, m->has_lower_bound, bits(m->lower_bound),
+        bits(m->beta_scale), bits(m->dt_min), bits(m->dt_max));
     if (!rank->hash_text)
         return rssm_out_of_memory(err);
     rank->hash = fnv1a(0xCBF29CE484222325u, rank->hash_text, strlen(rank->hash_text));

@@ -15,6 +15,11 @@ static rssm_status check_options(const rssm_init_args *a, rssm_error *err)
 {
     const uint32_t known = RSSM_INIT_CONV_STATE | RSSM_INIT_SPREAD_FLUSH | RSSM_INIT_CPU_REFERENCE;
     int sources = (a->config_json != NULL) + (a->config_path != NULL) + (a->dims != NULL);
+    if (a->config_json && !a->config_json_len)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "config_json_len = 0: set the length of config_json");
+    if (!a->config_json && a->config_json_len)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "config_json is NULL and config_json_len = %llu",
+                         (unsigned long long)a->config_json_len);
     if (sources != 1)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "give exactly one of config_json, config_path and dims; got %d",
                          sources);
@@ -26,6 +31,8 @@ static rssm_status check_options(const rssm_init_args *a, rssm_error *err)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "num_threads = %d is not in 0..%d", a->num_threads, MAX_THREADS);
     if (a->cpu_level < RSSM_CPU_BEST || a->cpu_level > RSSM_CPU_NEON)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "cpu_level = %d is not an RSSM_CPU_* value", a->cpu_level);
+    if (!a->has_pad_slot && a->pad_slot)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "pad_slot = %lld without has_pad_slot", (long long)a->pad_slot);
     if (a->has_pad_slot & ~1)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "has_pad_slot = %d must be 0 or 1", a->has_pad_slot);
     if (a->device_id < 0)
@@ -272,8 +279,12 @@ static rssm_status views_of_tensors(const rssm_plugin *p, rssm_pool_view *views,
                 if (!status)
                     view->strides[0] = rssm_tensor_stride0(t);
             } else if (!is_optional(p, info->role)) {
-                status = rssm_fail_at(err, RSSM_ERR_MISSING, (rssm_where){.role = info->role, .dim = -1},
-                                      "pool tensor `%s` of layer %d is missing", info->name, layer);
+                status = rssm_fail_at(
+                    err, RSSM_ERR_MISSING, (rssm_where){.role = info->role, .dim = -1},
+                    info->per_layer
+                        ? "pool tensor `%s` of layer %d is missing"
+                        : "`%s` is missing: set it at tensors[RSSM_T_CURSOR] of layer %d; it serves all layers",
+                    info->name, layer);
             }
         }
     }
@@ -304,6 +315,21 @@ static rssm_status check_pool_overlaps(const rssm_plugin *p, rssm_pool_view *vie
     return RSSM_OK;
 }
 
+static int32_t greatest_divisor(int32_t a, int32_t b)
+{
+    return b ? greatest_divisor(b, a % b) : a;
+}
+
+/* A step near L / golden ratio and without a common divisor with L: slot * step mod L gives n neighbouring slots every
+ * phase floor(n / L) or ceil(n / L) times, and fewer than L of them lie about evenly apart. */
+static int32_t spread_step(int32_t L)
+{
+    int32_t step = (int32_t)((int64_t)L * 618034 / 1000000);
+    while (step > 1 && greatest_divisor(step, L) != 1)
+        step--;
+    return step > 0 ? step : 1;
+}
+
 /* What calls over all layers need: every tensor but the cursor as a region. */
 static void make_regions(const rssm_plugin *p, rssm_pool_view *views, rssm_region *regions, rssm_pool *pool)
 {
@@ -311,7 +337,7 @@ static void make_regions(const rssm_plugin *p, rssm_pool_view *views, rssm_regio
                         .L = p->rank.L,
                         .S = p->layout.num_slots,
                         .pad_slot = p->args.has_pad_slot ? p->args.pad_slot : -1,
-                        .spread = (p->args.flags & RSSM_INIT_SPREAD_FLUSH) != 0};
+                        .spread_step = p->args.flags & RSSM_INIT_SPREAD_FLUSH ? spread_step(p->rank.L) : 0};
     for (int32_t layer = 0; layer < p->rank.num_linear; layer++)
         for (int32_t i = 0; i < p->layout.num_tensors; i++) {
             const rssm_tensor_info *info = &p->tensors[i];
@@ -329,6 +355,22 @@ static void make_regions(const rssm_plugin *p, rssm_pool_view *views, rssm_regio
         }
 }
 
+static void find_span(rssm_plugin *p)
+{
+    p->pool_first = UINTPTR_MAX;
+    p->pool_end = 0;
+    int64_t count = (int64_t)p->rank.num_linear * p->layout.num_tensors;
+    for (int64_t i = 0; i < count; i++) {
+        const DLTensor *t = &p->views[i].tensor;
+        uintptr_t first = (uintptr_t)t->data,
+                  end = first + (uintptr_t)(t->shape[0] * t->strides[0] * t->dtype.bits / 8);
+        if (t->data && first < p->pool_first)
+            p->pool_first = first;
+        if (t->data && end > p->pool_end)
+            p->pool_end = end;
+    }
+}
+
 static rssm_status check_pool_args(const rssm_plugin *p, const rssm_pool_args *args, rssm_error *err)
 {
     if (!p->ctx)
@@ -341,12 +383,16 @@ static rssm_status check_pool_args(const rssm_plugin *p, const rssm_pool_args *a
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "unknown flag 0x%x", args->flags);
     if (args->slab && args->tensors)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "slab and tensors: give one of them");
-    if (!args->slab != !args->slab_bytes)
-        return rssm_fail(err, RSSM_ERR_ARGUMENT, "slab = %p has slab_bytes = %llu: both or neither", args->slab,
+    if (!args->slab && args->slab_bytes)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "slab is NULL and slab_bytes = %llu",
                          (unsigned long long)args->slab_bytes);
     if (!args->tensors != !args->num_roles)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "tensors = %p has num_roles = %u: both or neither",
                          (const void *)args->tensors, args->num_roles);
+    if (args->tensors && args->num_roles <= RSSM_T_CURSOR)
+        return rssm_fail_at(
+            err, RSSM_ERR_ARGUMENT, (rssm_where){.dim = -1, .expected = RSSM_T_CURSOR + 1, .got = args->num_roles},
+            "num_roles = %u: tensors needs room for roles up to RSSM_T_CURSOR = %d", args->num_roles, RSSM_T_CURSOR);
     if (args->slab && args->slab_bytes < (uint64_t)p->layout.slab_bytes)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "the slab has %llu bytes; the layout needs %lld",
                          (unsigned long long)args->slab_bytes, (long long)p->layout.slab_bytes);
@@ -383,7 +429,7 @@ rssm_status rssm_plugin_pool_create(rssm_plugin *p, const rssm_pool_args *args, 
     rssm_pool pool;
     make_regions(p, views, regions, &pool);
     status = p->backend->bind(p->ctx, &pool, err);
-    if (!status && slab && pool.spread) /* fresh memory is a reset pool, but for the phases */
+    if (!status && slab && pool.spread_step) /* fresh memory is a reset pool, but for the phases */
         status = p->backend->reset(p->ctx, &(rssm_index){0}, 0, args->stream, err);
     if (status) {
         if (slab)
@@ -393,6 +439,7 @@ rssm_status rssm_plugin_pool_create(rssm_plugin *p, const rssm_pool_args *args, 
     p->pool = pool;
     p->views = views;
     p->slab = slab;
+    find_span(p);
     return RSSM_OK;
 }
 
@@ -442,11 +489,6 @@ rssm_status rssm_plugin_step_begin(rssm_plugin *p, const rssm_step_begin_args *a
     return p->backend->step_begin(p->ctx, &begin, args->stream, err);
 }
 
-static const DLTensor *tensor_at(const rssm_decode_args *args, int32_t role)
-{
-    return (uint32_t)role < args->num_tensors ? args->tensors[role] : NULL;
-}
-
 static rssm_input input_of(const DLTensor *t)
 {
     if (!t)
@@ -477,43 +519,43 @@ static void set_inputs(const rssm_plugin *p, const rssm_decode_args *args, rssm_
 {
     bool mamba = p->model.family == RSSM_FAMILY_MAMBA2;
     int64_t keys = p->rank.dims.of[RSSM_SYM_HxK], values = p->rank.dims.of[RSSM_SYM_HVxV];
-    const DLTensor *packed = tensor_at(args, mamba ? RSSM_T_MIXED_XBC : RSSM_T_MIXED_QKV);
+    const DLTensor *packed = rssm_given(args, mamba ? RSSM_T_MIXED_XBC : RSSM_T_MIXED_QKV);
     if (packed) {
         rssm_input row = input_of(packed);
         step->q = part_of(row, mamba ? values + keys : 0);
         step->k = part_of(row, mamba ? values : keys);
         step->v = part_of(row, mamba ? 0 : 2 * keys);
     } else {
-        step->q = input_of(tensor_at(args, mamba ? RSSM_T_CM : RSSM_T_Q));
-        step->k = input_of(tensor_at(args, mamba ? RSSM_T_BM : RSSM_T_K));
-        step->v = input_of(tensor_at(args, mamba ? RSSM_T_X : RSSM_T_V));
+        step->q = input_of(rssm_given(args, mamba ? RSSM_T_CM : RSSM_T_Q));
+        step->k = input_of(rssm_given(args, mamba ? RSSM_T_BM : RSSM_T_K));
+        step->v = input_of(rssm_given(args, mamba ? RSSM_T_X : RSSM_T_V));
     }
-    step->a = input_of(tensor_at(args, mamba ? RSSM_T_DT : RSSM_T_A));
-    step->b = input_of(tensor_at(args, RSSM_T_B));
-    step->z = input_of(tensor_at(args, RSSM_T_Z));
-    const DLTensor *decay = tensor_at(args, RSSM_T_A_DECAY);
-    step->A_log = input_of(decay ? decay : tensor_at(args, RSSM_T_A_LOG));
-    step->dt_bias = input_of(tensor_at(args, RSSM_T_DT_BIAS));
-    step->D = input_of(tensor_at(args, RSSM_T_D));
+    step->a = input_of(rssm_given(args, mamba ? RSSM_T_DT : RSSM_T_A));
+    step->b = input_of(rssm_given(args, RSSM_T_B));
+    step->z = input_of(rssm_given(args, RSSM_T_Z));
+    const DLTensor *decay = rssm_given(args, RSSM_T_A_DECAY);
+    step->A_log = input_of(decay ? decay : rssm_given(args, RSSM_T_A_LOG));
+    step->dt_bias = input_of(rssm_given(args, RSSM_T_DT_BIAS));
+    step->D = input_of(rssm_given(args, RSSM_T_D));
     step->flags |= decay ? RSSM_STEP_A_IS_DECAY : 0;
 }
 
 static void set_pool_tensors(const rssm_plugin *p, const rssm_decode_args *args, rssm_step *step)
 {
     bool mamba = p->model.family == RSSM_FAMILY_MAMBA2;
-    step->state = pooled_of(tensor_at(args, RSSM_T_STATE), p->rank.state_dtype);
-    step->d_cache = pooled_of(tensor_at(args, mamba ? RSSM_T_X_CACHE : RSSM_T_D_CACHE), p->rank.ring_dtype);
-    step->k_cache = pooled_of(tensor_at(args, mamba ? RSSM_T_B_CACHE : RSSM_T_K_CACHE), p->rank.ring_dtype);
-    step->g_cache = pooled_of(tensor_at(args, mamba ? RSSM_T_DT_CACHE : RSSM_T_G_CACHE), RSSM_DTYPE_FLOAT32);
-    step->S = tensor_at(args, RSSM_T_STATE)->shape[0];
-    const DLTensor *rows = tensor_at(args, RSSM_T_ROWS);
+    step->state = pooled_of(rssm_given(args, RSSM_T_STATE), p->rank.state_dtype);
+    step->d_cache = pooled_of(rssm_given(args, mamba ? RSSM_T_X_CACHE : RSSM_T_D_CACHE), p->rank.ring_dtype);
+    step->k_cache = pooled_of(rssm_given(args, mamba ? RSSM_T_B_CACHE : RSSM_T_K_CACHE), p->rank.ring_dtype);
+    step->g_cache = pooled_of(rssm_given(args, mamba ? RSSM_T_DT_CACHE : RSSM_T_G_CACHE), RSSM_DTYPE_FLOAT32);
+    step->S = rssm_given(args, RSSM_T_STATE)->shape[0];
+    const DLTensor *rows = rssm_given(args, RSSM_T_ROWS);
     if (rows) {
         step->rows = rssm_tensor_data(rows);
         step->rows_row = rssm_tensor_stride0(rows);
     } else {
-        step->state_indices = rssm_index_of(tensor_at(args, RSSM_T_STATE_INDICES));
-        step->write_pos = rssm_index_of(tensor_at(args, RSSM_T_WRITE_POS));
-        step->force_flush = rssm_index_of(tensor_at(args, RSSM_T_FORCE_FLUSH));
+        step->state_indices = rssm_index_of(rssm_given(args, RSSM_T_STATE_INDICES));
+        step->write_pos = rssm_index_of(rssm_given(args, RSSM_T_WRITE_POS));
+        step->force_flush = rssm_index_of(rssm_given(args, RSSM_T_FORCE_FLUSH));
     }
 }
 
@@ -526,7 +568,7 @@ double rssm_default_scale(const rssm_plugin *p)
 static void make_step(const rssm_plugin *p, const rssm_decode_args *args, rssm_step *step)
 {
     const rssm_model *m = &p->model;
-    const DLTensor *out = tensor_at(args, RSSM_T_OUT);
+    const DLTensor *out = rssm_given(args, RSSM_T_OUT);
     bool mamba = m->family == RSSM_FAMILY_MAMBA2;
     memset(step, 0, sizeof(*step));
     step->family = m->family;

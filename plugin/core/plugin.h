@@ -33,9 +33,10 @@ struct rssm_plugin {
     rssm_backend_options backend_options;
     void *ctx; /* of the backend; NULL before prepare */
 
-    rssm_pool pool;        /* regions NULL before pool_create */
-    rssm_pool_view *views; /* [num_layers][layout.num_tensors] */
-    void *slab;            /* what pool_create allocated, or NULL */
+    rssm_pool pool;                 /* regions NULL before pool_create */
+    rssm_pool_view *views;          /* [num_layers][layout.num_tensors] */
+    uintptr_t pool_first, pool_end; /* addresses that the views span */
+    void *slab;                     /* what pool_create allocated, or NULL */
 };
 
 rssm_status rssm_plugin_init(const rssm_init_args *args, rssm_plugin **out, rssm_error *err);

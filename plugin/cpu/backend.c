@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "core/error.h"
 #include "core/mem.h"
@@ -14,6 +15,7 @@
 
 enum {
     POOL_ALIGNMENT = 256,
+    LARGE_PAGE = 2 << 20,
     WORKER_ALIGNMENT = 128,        /* two cache lines: neighbours are fetched in pairs */
     MIN_BYTES_PER_PART = 96 << 10, /* below that waking a thread costs more than it saves */
 };
@@ -151,12 +153,24 @@ static int32_t cpu_threads(const void *ctx)
     return rssm_threads_count(((const cpu_instance *)ctx)->threads);
 }
 
+/* Asks for large pages where whole ones fit, before the memory is touched: a pool is far beyond what the TLB covers with
+ * small ones, and a step reads it nearly twice as fast. A hint: it may fail. */
+static void advise_large_pages(void *memory, int64_t bytes)
+{
+    uintptr_t first = ((uintptr_t)memory + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    uintptr_t end = ((uintptr_t)memory + (uintptr_t)bytes) / LARGE_PAGE * LARGE_PAGE;
+    if (end > first)
+        madvise((char *)memory + (first - (uintptr_t)memory), end - first, MADV_HUGEPAGE);
+}
+
 static rssm_status cpu_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *err)
 {
     cpu_instance *cpu = ctx;
-    void *memory = rssm_mem_alloc(&cpu->mem, (size_t)bytes, POOL_ALIGNMENT);
+    void *memory = cpu->mem.alloc(cpu->mem.user, (uint64_t)bytes, POOL_ALIGNMENT);
     if (!memory)
         return rssm_out_of_memory(err);
+    advise_large_pages(memory, bytes);
+    memset(memory, 0, (size_t)bytes);
     *ptr = memory;
     return RSSM_OK;
 }

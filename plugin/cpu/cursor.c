@@ -92,22 +92,6 @@ void rssm_cpu_begin(const rssm_begin *begin)
     rssm_fault_or(begin->fault, fault);
 }
 
-static int32_t greatest_divisor(int32_t a, int32_t b)
-{
-    return b ? greatest_divisor(b, a % b) : a;
-}
-
-/* By how much the first window of a slot is shortened, 0 .. L - 1. slot * step mod L with a step near L / golden ratio
- * and without a common divisor with L: n neighbouring slots hold every phase floor(n / L) or ceil(n / L) times, and fewer
- * than L of them lie about evenly apart. */
-static int32_t flush_phase(int64_t slot, int32_t L)
-{
-    int32_t step = (int32_t)((int64_t)L * 618034 / 1000000);
-    while (step > 1 && greatest_divisor(step, L) != 1)
-        step--;
-    return (int32_t)(slot % L * (step > 0 ? step : 1) % L);
-}
-
 static void reset_slot(const rssm_pool *pool, int64_t slot)
 {
     for (int32_t i = 0; i < pool->num_regions; i++) {
@@ -118,7 +102,7 @@ static void reset_slot(const rssm_pool *pool, int64_t slot)
         return;
     int32_t *cursor = pool->cursor + slot * pool->cursor_slot;
     cursor[0] = cursor[1] = cursor[2] = 0;
-    cursor[3] = pool->spread ? flush_phase(slot, pool->L) : 0;
+    cursor[3] = (int32_t)(slot % pool->L * pool->spread_step % pool->L);
 }
 
 void rssm_cpu_reset(const rssm_pool *pool, const rssm_index *slots, int64_t count)

@@ -123,6 +123,14 @@ static char *ring_at(const rssm_step *step, const rssm_pooled *ring, int64_t slo
     return (char *)ring->data + index * rssm_cpu_dtype_bytes(ring->dtype);
 }
 
+/* State row v of the head. */
+static char *state_at(const head *t, int64_t v)
+{
+    const rssm_step *step = t->step;
+    int64_t index = t->row->slot * step->state.slot + (t->hv * step->V + v) * step->K;
+    return (char *)step->state.data + index * rssm_cpu_dtype_bytes(step->state.dtype);
+}
+
 static const float *gates_at(const head *t, int64_t record)
 {
     int64_t r = rssm_ring_row(t->step, t->row, record);
@@ -241,12 +249,13 @@ static void channel_gates(head *t)
     }
     f->gate(t->g, t->g, t->suffix, how, K);
     memcpy(t->suffix, t->g, (size_t)K * sizeof(float));
-    for (int64_t j = t->row->count - 1; j >= 0; j--) {
+    const char *ahead = state_at(t, 0);
+    for (int64_t j = t->row->count - 1; j >= 0; j--, ahead += K * RECORD_AHEAD) {
         int64_t r = rssm_ring_row(step, t->row, j);
         const char *key = ring_at(step, &step->k_cache, t->row->slot, t->h, K, r);
         float dots[2];
         float *decayed_key = t->keys + (t->row->flush ? j * t->k_row : 0); /* only a fold needs them afterwards */
-        f->record[t->ring_kind](decayed_key, dots, key, gates_at(t, j), t->suffix, t->q, t->k, K);
+        f->record[t->ring_kind](decayed_key, dots, key, gates_at(t, j), t->suffix, t->q, t->k, K, ahead);
         t->score_q[j] = dots[0];
         t->score_k[j] = dots[1];
     }
@@ -357,8 +366,7 @@ static void do_block(head *t, int64_t v, int64_t rows)
     const rssm_step *step = t->step;
     const rssm_cpu_kernels *f = t->kernels;
     int32_t kind = rssm_kind(step->state.dtype);
-    int64_t index = t->row->slot * step->state.slot + (t->hv * step->V + v) * step->K;
-    void *state = (char *)step->state.data + index * rssm_cpu_dtype_bytes(step->state.dtype);
+    void *state = state_at(t, v);
     if (step->family == RSSM_FAMILY_MAMBA2) {
         f->dot1[kind](t->y + v, state, rows, step->K, t->decayed_q);
     } else {
@@ -384,7 +392,7 @@ static void do_block(head *t, int64_t v, int64_t rows)
 static void prefetch_bytes(const char *at, int64_t bytes)
 {
     for (int64_t i = 0; i < bytes; i += CACHE_LINE)
-        __builtin_prefetch(at + i);
+        __builtin_prefetch(at + i, 0, 2);
 }
 
 /* Every `of`-th record of value head hv, from the part-th on: the caller spreads a ring over its blocks. */

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-enum { RSSM_KIND_COUNT = 3 };
+enum { RSSM_KIND_COUNT = 3, RECORD_AHEAD = 8 };
 
 static inline int32_t rssm_kind(int32_t dtype)
 {
@@ -59,9 +59,10 @@ typedef struct rssm_cpu_kernels {
                                   const float *z);
     void (*dot1[RSSM_KIND_COUNT])(float *y, const void *matrix, int64_t rows, int64_t n, const float *x);
 
-    /* A KDA record: w = k * exp(suffix), dots = {w . x, w . z}, then suffix += g. */
+    /* A KDA record: w = k * exp(suffix), dots = {w . x, w . z}, then suffix += g. Meanwhile it asks for the
+     * RECORD_AHEAD * n bytes at `ahead`, since it computes more than it reads. */
     void (*record[RSSM_KIND_COUNT])(float *w, float dots[2], const void *k, const float *g, float *suffix,
-                                    const float *x, const float *z, int64_t n);
+                                    const float *x, const float *z, int64_t n, const void *ahead);
 
     /* y += sum_j c[j] d[j], u += sum_j e[j] d[j] over ring rows d[j] of n elements, one after the other. */
     void (*combine2[RSSM_KIND_COUNT])(float *y, float *u, const void *d, int64_t rows, int64_t n, const float *c,

@@ -20,12 +20,12 @@ static inline void FN(store_part)(ELEMENT *dst, vf a, int64_t n, vsat *saturated
     memcpy(dst, whole, (size_t)n * sizeof(ELEMENT));
 }
 
-/* Asks for what lies `PREFETCH` bytes behind the 4 * LANES elements at src. */
-static inline void FN(prefetch4)(const ELEMENT *src)
+/* Asks for what lies PREFETCH bytes behind a row of n elements. */
+static inline void FN(prefetch_row)(const ELEMENT *row, int64_t n)
 {
-    const char *ahead = (const char *)src + PREFETCH;
-    for (size_t byte = 0; byte < 4 * LANES * sizeof(ELEMENT); byte += CACHE_LINE)
-        __builtin_prefetch(ahead + byte);
+    const char *ahead = (const char *)row + PREFETCH;
+    for (int64_t byte = 0; byte < n * (int64_t)sizeof(ELEMENT); byte += PREFETCH_STEP)
+        PREFETCH_LINE(ahead + byte);
 }
 
 static void FN(load)(float *dst, const void *src, int64_t n)
@@ -55,8 +55,8 @@ static inline void FN(dot2_row)(float *y, float *u, const ELEMENT *row, int64_t 
 {
     vf y0 = vf_set1(0), y1 = y0, y2 = y0, y3 = y0, u0 = y0, u1 = y0, u2 = y0, u3 = y0;
     int64_t i = 0;
+    FN(prefetch_row)(row, n);
     for (; i + 4 * LANES <= n; i += 4 * LANES) {
-        FN(prefetch4)(row + i);
         vf s0 = LOAD(row + i), s1 = LOAD(row + i + LANES), s2 = LOAD(row + i + 2 * LANES),
            s3 = LOAD(row + i + 3 * LANES);
         y0 = vf_fma(s0, vf_load_f32(x + i), y0);
@@ -93,8 +93,8 @@ static inline void FN(dot1_row)(float *y, const ELEMENT *row, int64_t n, const f
 {
     vf y0 = vf_set1(0), y1 = y0, y2 = y0, y3 = y0;
     int64_t i = 0;
+    FN(prefetch_row)(row, n);
     for (; i + 4 * LANES <= n; i += 4 * LANES) {
-        FN(prefetch4)(row + i);
         y0 = vf_fma(LOAD(row + i), vf_load_f32(x + i), y0);
         y1 = vf_fma(LOAD(row + i + LANES), vf_load_f32(x + i + LANES), y1);
         y2 = vf_fma(LOAD(row + i + 2 * LANES), vf_load_f32(x + i + 2 * LANES), y2);
@@ -115,12 +115,13 @@ static void FN(dot1)(float *y, const void *matrix, int64_t rows, int64_t n, cons
 }
 
 static void FN(record)(float *w, float dots[2], const void *k, const float *g, float *suffix, const float *x,
-                       const float *z, int64_t n)
+                       const float *z, int64_t n, const void *ahead)
 {
     const ELEMENT *key = k;
     vf dx = vf_set1(0), dz = dx;
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES) {
+        PREFETCH_LINE((const char *)ahead + i * RECORD_AHEAD);
         vf s = vf_load_f32(suffix + i);
         vf decayed = vf_mul(LOAD(key + i), exp_of(s));
         dx = vf_fma(decayed, vf_load_f32(x + i), dx);

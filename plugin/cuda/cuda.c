@@ -8,11 +8,20 @@
 
 #include "core/error.h"
 #include "core/mem.h"
-#include "cuda/choose.h"
 #include "cuda/driver.h"
-#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/reset.h"
 
 enum { FAULT_BYTES = 256 };
+
+/* The fatbins, embedded by embed.S. */
+extern const char rssm_fatbin_pool[], rssm_fatbin_step_general[], rssm_fatbin_step_kda[], rssm_fatbin_step_gdn[],
+    rssm_fatbin_step_mamba2[];
+
+/* What an instance may launch: the tuned variants of launch.h by their index there, then these. */
+enum { KERNEL_GENERAL = RSSM_CUDA_VARIANTS, KERNEL_BEGIN, KERNEL_RESET, NUM_KERNELS };
+
+enum { LIBRARY_POOL, LIBRARY_GENERAL, LIBRARY_FAMILY, NUM_LIBRARIES };
 
 typedef struct cuda_instance {
     rssm_backend_options options;
@@ -20,14 +29,14 @@ typedef struct cuda_instance {
     rssm_cuda_driver driver;
     CUdevice device;
     CUcontext context;
-    CUlibrary library;
-    CUfunction *functions; /* [rssm_cuda_num_kernels]; NULL: not of this family */
-    CUdeviceptr fault;     /* one uint32 */
-    CUdeviceptr regions;   /* rssm_region[num_regions], from bind */
+    CUlibrary libraries[NUM_LIBRARIES];
+    CUfunction functions[NUM_KERNELS]; /* NULL: not for this instance or not on this device */
+    CUdeviceptr fault;                 /* one uint32 */
+    CUdeviceptr regions;               /* rssm_region[num_regions], from bind */
     int64_t regions_bytes;
     rssm_pool pool;
-    rssm_cuda_device limits;
-    int lost; /* the CUresult that ended the context */
+    int multiprocessors, shared_bytes, major, minor; /* of the device */
+    int lost;                                        /* the CUresult that ended the context */
 } cuda_instance;
 
 /* ---- entering and leaving --------------------------------------------------------------------------------------- */
@@ -128,54 +137,76 @@ static rssm_status find_device(cuda_instance *cuda, rssm_error *err)
     if (!result)
         result = d->device_get(&cuda->device, id);
     if (!result)
-        result =
-            d->device_attribute(&cuda->limits.multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda->device);
+        result = d->device_attribute(&cuda->multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda->device);
     if (!result)
-        result = d->device_attribute(&cuda->limits.shared_bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+        result = d->device_attribute(&cuda->shared_bytes, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
                                      cuda->device);
     if (!result)
-        result = d->device_attribute(&cuda->limits.major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, cuda->device);
+        result = d->device_attribute(&cuda->major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, cuda->device);
     if (!result)
-        result = d->device_attribute(&cuda->limits.minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, cuda->device);
+        result = d->device_attribute(&cuda->minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, cuda->device);
     if (!result)
         result = d->primary_retain(&cuda->context, cuda->device);
     return result ? rssm_cuda_fail(d, result, "opening the CUDA device", err) : RSSM_OK;
 }
 
-/* A kernel is in use from here on: a module is loaded lazily, and that must not happen during a capture. */
-static CUresult load_kernel(cuda_instance *cuda, int index)
+/* Loads a kernel for good: a module loads lazily, and that must not happen during a capture. */
+static CUresult load_kernel(cuda_instance *cuda, int kernel, int library, const char *name, int32_t smem)
 {
-    const rssm_cuda_kernel *kernel = &rssm_cuda_kernels[index];
-    if (!rssm_cuda_kernel_serves(kernel, &cuda->options) || kernel->smem > cuda->limits.shared_bytes)
-        return CUDA_SUCCESS;
     CUkernel handle = NULL;
     CUfunction function = NULL;
-    CUresult result = cuda->driver.library_kernel(&handle, cuda->library, kernel->name);
+    CUresult result = cuda->driver.library_kernel(&handle, cuda->libraries[library], name);
     if (!result)
         result = cuda->driver.kernel_function(&function, handle);
-    if (!result && kernel->smem > 0)
-        result = cuda->driver.function_set(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel->smem);
-    if (!result && kernel->smem > 0)
+    if (!result && smem > 0)
+        result = cuda->driver.function_set(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem);
+    if (!result && smem > 0)
         result = cuda->driver.function_set(function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
     if (!result)
-        cuda->functions[index] = function;
+        cuda->functions[kernel] = function;
     return result;
 }
 
-static rssm_status load_library(cuda_instance *cuda, rssm_error *err)
+/* The tuned variants that a step of this instance can choose. */
+static CUresult load_variants(cuda_instance *cuda)
 {
-    CUresult result = cuda->driver.library_load(&cuda->library, rssm_cuda_fatbin, NULL, NULL, 0, NULL, NULL, 0);
+    const rssm_backend_options *o = &cuda->options;
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; !result && i < RSSM_CUDA_VARIANTS; i++) {
+        const rssm_cuda_variant *v = &rssm_cuda_variants[i];
+        if (v->family == o->family && v->state_dtype == o->state_dtype && v->K == o->max_K && v->V == o->max_V &&
+            v->smem <= cuda->shared_bytes)
+            result = load_kernel(cuda, i, LIBRARY_FAMILY, v->name, v->smem);
+    }
+    return result;
+}
+
+static rssm_status load_kernels(cuda_instance *cuda, rssm_error *err)
+{
+    const char *family = cuda->options.family == RSSM_FAMILY_KDA   ? rssm_fatbin_step_kda
+                         : cuda->options.family == RSSM_FAMILY_GDN ? rssm_fatbin_step_gdn
+                                                                   : rssm_fatbin_step_mamba2;
+    const char *const images[NUM_LIBRARIES] = {rssm_fatbin_pool, rssm_fatbin_step_general, family};
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; !result && i < NUM_LIBRARIES; i++)
+        result = cuda->driver.library_load(&cuda->libraries[i], images[i], NULL, NULL, 0, NULL, NULL, 0);
+    if (!result)
+        result = load_kernel(cuda, KERNEL_GENERAL, LIBRARY_GENERAL, "rssm_step_general", 0);
+    if (!result)
+        result = load_kernel(cuda, KERNEL_BEGIN, LIBRARY_POOL, "rssm_step_begin", 0);
+    if (!result)
+        result = load_kernel(cuda, KERNEL_RESET, LIBRARY_POOL, "rssm_reset", 0);
+    if (!result)
+        result = load_variants(cuda);
     if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
-        return rssm_fail(err, RSSM_ERR_UNSUPPORTED, "no kernel in this build for compute capability %d.%d",
-                         cuda->limits.major, cuda->limits.minor);
-    for (int i = 0; !result && i < rssm_cuda_num_kernels; i++)
-        result = load_kernel(cuda, i);
+        return rssm_fail(err, RSSM_ERR_UNSUPPORTED, "no kernel in this build for compute capability %d.%d", cuda->major,
+                         cuda->minor);
     return result ? fail(cuda, result, "loading the CUDA kernels", err) : RSSM_OK;
 }
 
 static rssm_status open_in_context(cuda_instance *cuda, rssm_error *err)
 {
-    rssm_status status = load_library(cuda, err);
+    rssm_status status = load_kernels(cuda, err);
     if (status)
         return status;
     CUresult result = take(cuda, FAULT_BYTES, &cuda->fault);
@@ -186,19 +217,15 @@ static rssm_status open_in_context(cuda_instance *cuda, rssm_error *err)
     return result ? fail(cuda, result, "allocating the workspace", err) : RSSM_OK;
 }
 
-static size_t functions_bytes(void)
-{
-    return (size_t)rssm_cuda_num_kernels * sizeof(CUfunction);
-}
-
 static void cuda_close(void *ctx)
 {
     cuda_instance *cuda = ctx;
     if (cuda->context && !cuda->driver.push(cuda->context)) {
         give(cuda, cuda->fault, FAULT_BYTES);
         give(cuda, cuda->regions, cuda->regions_bytes);
-        if (cuda->library)
-            cuda->driver.library_unload(cuda->library);
+        for (int i = 0; i < NUM_LIBRARIES; i++)
+            if (cuda->libraries[i])
+                cuda->driver.library_unload(cuda->libraries[i]);
         CUcontext ours;
         cuda->driver.pop(&ours);
     }
@@ -206,7 +233,6 @@ static void cuda_close(void *ctx)
         cuda->driver.primary_release(cuda->device);
     rssm_cuda_driver_close(&cuda->driver);
     rssm_allocator mem = cuda->mem;
-    rssm_mem_free(&mem, cuda->functions, functions_bytes());
     rssm_mem_free(&mem, cuda, sizeof(*cuda));
 }
 
@@ -217,8 +243,7 @@ static rssm_status cuda_open(const rssm_backend_options *options, void **ctx, rs
         return rssm_out_of_memory(err);
     cuda->options = *options;
     cuda->mem = *options->mem;
-    cuda->functions = rssm_mem_alloc(options->mem, functions_bytes(), 16);
-    rssm_status status = cuda->functions ? rssm_cuda_driver_load(&cuda->driver, err) : rssm_out_of_memory(err);
+    rssm_status status = rssm_cuda_driver_load(&cuda->driver, err);
     if (!status)
         status = find_device(cuda, err);
     if (!status)
@@ -260,18 +285,30 @@ static rssm_status cuda_bind(void *ctx, const rssm_pool *pool, rssm_error *err)
     return leave(cuda, result, "binding the pool", err);
 }
 
-static CUresult launch(cuda_instance *cuda, int kernel, const rssm_cuda_grid *grid, const void *args, void *stream)
+static rssm_status launch(cuda_instance *cuda, int kernel, const rssm_cuda_launch *how, const void *args, void *stream,
+                          const char *what, rssm_error *err)
 {
+    rssm_status status = enter(cuda, err);
+    if (status)
+        return status;
     void *parameters[] = {(void *)(uintptr_t)args};
-    return cuda->driver.launch(cuda->functions[kernel], grid->x, grid->y, grid->z, grid->threads, 1, 1, grid->smem,
-                               (CUstream)stream, parameters, NULL);
+    CUresult result = cuda->driver.launch(cuda->functions[kernel], how->grid[0], how->grid[1], how->grid[2],
+                                          how->threads, 1, 1, how->smem, (CUstream)stream, parameters, NULL);
+    return leave(cuda, result, what, err);
+}
+
+enum { RESET_BLOCKS = 4, MAX_GRID_YZ = 65535 };
+
+static uint32_t at_most(int64_t count, uint32_t most)
+{
+    return count < most ? (uint32_t)count : most;
 }
 
 static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count, void *stream, rssm_error *err)
 {
     cuda_instance *cuda = ctx;
     const rssm_pool *pool = &cuda->pool;
-    rssm_cuda_reset args = {
+    const rssm_cuda_reset args = {
         .regions = (const rssm_region *)cuda->regions,
         .cursor = pool->cursor,
         .cursor_slot = pool->cursor_slot,
@@ -281,37 +318,33 @@ static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count,
         .count = slots->data ? count : pool->S,
         .num_regions = pool->num_regions,
         .L = pool->L,
-        .spread = pool->spread,
+        .spread_step = pool->spread_step,
     };
-    rssm_cuda_grid grid = rssm_cuda_reset_grid(&args);
-    rssm_status status = enter(cuda, err);
-    return status ? status
-                  : leave(cuda, launch(cuda, RSSM_CUDA_KERNEL_RESET, &grid, &args, stream), "launching reset", err);
+    const rssm_cuda_launch how = {
+        .grid = {RESET_BLOCKS, at_most(args.count, MAX_GRID_YZ), at_most(args.num_regions, MAX_GRID_YZ)},
+        .threads = 256,
+    };
+    return launch(cuda, KERNEL_RESET, &how, &args, stream, "launching reset", err);
 }
 
 /* ---- a step ----------------------------------------------------------------------------------------------------- */
 
 static rssm_status cuda_step_begin(void *ctx, const rssm_begin *begin, void *stream, rssm_error *err)
 {
-    cuda_instance *cuda = ctx;
-    rssm_cuda_grid grid = {.x = ((unsigned)begin->B + 255) / 256, .y = 1, .z = 1, .threads = 256};
-    rssm_status status = enter(cuda, err);
-    return status
-               ? status
-               : leave(cuda, launch(cuda, RSSM_CUDA_KERNEL_BEGIN, &grid, begin, stream), "launching step_begin", err);
+    const rssm_cuda_launch how = {.grid = {((uint32_t)begin->B + 255) / 256, 1, 1}, .threads = 256};
+    return launch(ctx, KERNEL_BEGIN, &how, begin, stream, "launching step_begin", err);
 }
 
 static rssm_status cuda_step(void *ctx, const rssm_step *step, void *stream, rssm_error *err)
 {
     cuda_instance *cuda = ctx;
-    rssm_cuda_grid grid;
-    int kernel = rssm_cuda_choose(step, &cuda->limits, &grid);
+    const rssm_cuda_launch how = rssm_cuda_choose(step, cuda->multiprocessors);
+    int kernel = how.variant < 0 ? KERNEL_GENERAL : how.variant;
     if (!cuda->functions[kernel])
         return rssm_fail(err, RSSM_ERR_UNSUPPORTED,
-                         "no kernel for this step fits the device's shared memory (%d bytes per block)",
-                         cuda->limits.shared_bytes);
-    rssm_status status = enter(cuda, err);
-    return status ? status : leave(cuda, launch(cuda, kernel, &grid, step, stream), "launching the step", err);
+                         "the kernel of this step needs %u bytes of shared memory; the device has %d per block",
+                         how.smem, cuda->shared_bytes);
+    return launch(cuda, kernel, &how, step, stream, "launching the step", err);
 }
 
 /* ---- faults and deep checks ------------------------------------------------------------------------------------- */

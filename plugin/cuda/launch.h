@@ -11,13 +11,14 @@ typedef struct rssm_cuda_variant {
     int32_t tile;    /* state rows per block */
     int32_t threads; /* per block */
     int32_t ring;    /* 1: L >= 2, 0: L = 1 */
+    int32_t io;      /* dtype of inputs, output and ring, 0 = any */
     int32_t smem;    /* dynamic shared memory, bytes */
 } rssm_cuda_variant;
 
 #define RSSM_CUDA_STRING_(x) #x
 #define RSSM_CUDA_STRING(x)  RSSM_CUDA_STRING_(x)
-#define RSSM_CUDA_VARIANT(family, state, K, V, VT, NT, kind, blocks)      \
-    {RSSM_CUDA_STRING(RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind)), \
+#define RSSM_CUDA_VARIANT(family, state, K, V, VT, NT, kind, io, blocks)      \
+    {RSSM_CUDA_STRING(RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind, io)), \
      RSSM_CUDA_FAMILY_##family,                                           \
      RSSM_CUDA_DTYPE_##state,                                             \
      K,                                                                   \
@@ -44,14 +45,29 @@ static inline int rssm_cuda_pool_fits(const rssm_pooled *p)
     return ((uintptr_t)p->data & 15) == 0 && p->slot * bytes % 16 == 0;
 }
 
+/* Whether inputs, output and ring are all of one dtype. */
+static inline int rssm_cuda_io_is(const rssm_step *s, int32_t dtype)
+{
+    const rssm_input *in[] = {&s->q, &s->k, &s->v, &s->a, &s->b, &s->z};
+    for (int i = 0; i < 6; ++i)
+        if (in[i]->data && in[i]->dtype != dtype)
+            return 0;
+    return s->out_dtype == dtype && (s->L == 1 || (s->k_cache.dtype == dtype && s->d_cache.dtype == dtype));
+}
+
 /* Whether this variant can run this step. */
 static inline int rssm_cuda_variant_fits(const rssm_cuda_variant *v, const rssm_step *s)
 {
     if (v->family != s->family || v->state_dtype != s->state.dtype || v->K != s->K || v->V != s->V)
         return 0;
-    if (v->ring != (s->L > 1) || s->L > RSSM_CUDA_MAX_RING || !rssm_cuda_pool_fits(&s->state))
+    if (v->ring != (s->L > 1) || s->L > RSSM_CUDA_MAX_RING || (v->io && !rssm_cuda_io_is(s, v->io)))
         return 0;
-    return !v->ring || (rssm_cuda_pool_fits(&s->d_cache) && rssm_cuda_pool_fits(&s->k_cache) && rssm_cuda_pool_fits(&s->g_cache));
+    if (v->tile > v->V && s->HV / s->H % (v->tile / v->V) != 0) /* heads of a block share their key head */
+        return 0;
+    if (!rssm_cuda_pool_fits(&s->state))
+        return 0;
+    return !v->ring || (rssm_cuda_pool_fits(&s->d_cache) && rssm_cuda_pool_fits(&s->k_cache) &&
+                        rssm_cuda_pool_fits(&s->g_cache));
 }
 
 /* The kernel for a step on a device of `sms` multiprocessors: of the variants that fit, listed from the largest tile
@@ -64,14 +80,14 @@ static inline rssm_cuda_launch rssm_cuda_choose(const rssm_step *s, int sms)
         if (!rssm_cuda_variant_fits(v, s))
             continue;
         l.variant = i;
-        if ((int64_t)s->B * s->HV * (s->V / v->tile) >= (int64_t)sms * RSSM_CUDA_BLOCKS_PER_SM)
+        if ((int64_t)s->B * s->HV * s->V / v->tile >= (int64_t)sms * RSSM_CUDA_BLOCKS_PER_SM)
             break;
     }
     const rssm_cuda_variant *v = l.variant < 0 ? 0 : &rssm_cuda_variants[l.variant];
-    const int32_t tile = v ? v->tile : RSSM_CUDA_GENERAL_ROWS;
     l.threads = v ? (uint32_t)v->threads : RSSM_CUDA_GENERAL_THREADS;
     l.smem = v ? (uint32_t)v->smem : 0;
-    l.grid[0] = (uint32_t)(s->HV * ((s->V + tile - 1) / tile));
+    l.grid[0] = v ? (uint32_t)(s->HV * s->V / v->tile)
+                  : (uint32_t)(s->HV * ((s->V + RSSM_CUDA_GENERAL_ROWS - 1) / RSSM_CUDA_GENERAL_ROWS));
     l.grid[1] = (uint32_t)(s->B < 65535 ? s->B : 65535);
     l.grid[2] = (uint32_t)(((int64_t)s->B + 65534) / 65535);
     return l;

@@ -1,4 +1,5 @@
 /* Kernels that keep the pool: the cursors of a forward pass, and fresh slots. */
+#include "cuda/reset.h"
 #include "step_math.cuh"
 
 /* Grid ceil(B / 256) x 256 threads. rows[b] = {slot, base, count, flush, conv, b, 1, 0}; a padding row has slot -1. */
@@ -37,17 +38,9 @@ extern "C" __global__ void __launch_bounds__(256) rssm_step_begin(const __grid_c
         out[i] = row[i];
 }
 
-/* Zero `bytes` bytes of each given slot of one tensor: blockIdx.y = which slot, blockIdx.x strides over its bytes.
- * stride: bytes from slot to slot. Slots out of range are passed over. */
-extern "C" __global__ void __launch_bounds__(256)
-    rssm_reset_slots(void *data, int64_t stride, int64_t bytes, int64_t S, int64_t pad_slot, const rssm_index slots)
+/* p[bytes] <- 0 by threads t of `threads`: byte by byte up to a 16-byte boundary, then vectors, then the rest. */
+DEVICE void zero_bytes(unsigned char *p, int64_t bytes, int64_t t, int64_t threads)
 {
-    const int64_t slot = load_index(slots, blockIdx.y);
-    if (slot < 0 || slot >= S || slot == pad_slot)
-        return;
-    unsigned char *const p = (unsigned char *)data + slot * stride;
-    const int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
-    /* Byte by byte up to a 16-byte boundary, then vectors, then the rest. */
     const int64_t head = min((int64_t)(-(uintptr_t)p & 15), bytes), body = (bytes - head) / 16;
     for (int64_t i = t; i < head; i += threads)
         p[i] = 0;
@@ -55,4 +48,25 @@ extern "C" __global__ void __launch_bounds__(256)
         ((uint4 *)(p + head))[i] = make_uint4(0, 0, 0, 0);
     for (int64_t i = head + body * 16 + t; i < bytes; i += threads)
         p[i] = 0;
+}
+
+/* Fresh slots: x = share of a slot's bytes, y = which slot, z = which tensor of the pool; y and z go on beyond the grid.
+ * Slots out of range are passed over. */
+extern "C" __global__ void __launch_bounds__(256) rssm_reset(const __grid_constant__ rssm_cuda_reset a)
+{
+    const int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = blockIdx.y; i < a.count; i += gridDim.y) {
+        const int64_t slot = a.slots.data ? load_index(a.slots, i) : i;
+        if (slot < 0 || slot >= a.S || slot == a.pad_slot)
+            continue;
+        for (int64_t z = blockIdx.z; z < a.num_regions; z += gridDim.z) {
+            const rssm_region region = a.regions[z];
+            zero_bytes((unsigned char *)region.data + slot * region.slot_stride, region.slot_bytes, t, threads);
+        }
+        if (t == 0 && blockIdx.z == 0) {
+            int32_t *const cursor = a.cursor + slot * a.cursor_slot;
+            cursor[0] = cursor[1] = cursor[2] = 0;
+            cursor[3] = (int32_t)(slot % a.L * a.spread_step % a.L);
+        }
+    }
 }

@@ -1,18 +1,24 @@
-/* The tuned step: one block per (row, value head, slice of VT state rows), for fixed K and V.
+/* The tuned step: one block per (row, VT consecutive state rows), for fixed K and V.
  *
- * A step is bound by the bytes of the state, so the order of things is
+ * VT rows are a part of one value head's state, or those of several heads that share a key head. A step is bound by
+ * the bytes of the state, so the order of things is
  *   1. read the row's slot, and at once ask for the state slice (async_copy.cuh) and for the ring rows;
- *   2. while those travel: norms, gate, the ring rows' decays, and the scores
- *          s[q][j] = sum_ch  k_j[ch] exp(G - G_j)[ch] * x_q[ch]       x_0 = q, x_1 = k (Mamba-2: x_0 = C alone)
- *      so that the pending records cost two dot products each and the state itself is never rebuilt to be read;
- *   3. when the slice is there: S0 . (exp(G) x_q) for each of its rows, from shared memory;
+ *   2. while those travel: gate, norms, and the ring rows' scores against q and k (Mamba-2: against C),
+ *          score[j][q] = sum_ch k_j[ch] x_q[ch],
+ *      so that a pending record costs two dot products and the state itself is never rebuilt to be read. q and k enter
+ *      as given: their norms and scales, and exp(G) where a head has one gate, are numbers that multiply the sums later,
+ *      so one barrier is enough. KDA's gates are per channel and go into k_j and x_q first;
+ *   3. when the slice is there: S0 . x_q for each of its rows, from shared memory, by fp32 FMAs or, for a bfloat16
+ *      state, on tensor cores: the state is the exact left operand, x_q the right one, exact too where it is bfloat16 as
+ *      given, else as three bfloat16 terms (1.4e-7, fp32's own order);
  *   4. the output; then either the record goes to the ring, or all records and the token fold into the state, as a
  *      product of rank count + 1 accumulated in fp32 registers on the way from shared to global memory.
  *
  * Work is laid out so that sums stay in one warp. Lane = (r, c), r = lane / 8, c = lane % 8.
- *   state   warp w has rows w*WR .. +WR-1; lane (r, c) has rows r + 4i of them, and every 8th 16-byte chunk of K
- *   scores  warp w has K/NW channels; lane (r, c) has CH of them for ring rows 4r .. 4r+3
- *   result  after the reductions lane (r, c) has row r + 4*(c / DUP) of its warp; DUP lanes share a row
+ *   inputs  warp w has channels w*K/NW .. , lane by lane
+ *   scores  of the same channels lane (r, c) has CH, for ring rows 4r .. 4r+3
+ *   state   warp w has rows w*WR .. +WR-1; lane (r, c) has rows r + 4i of them and every 8th 16-byte chunk of K
+ *   result  after the reductions lane (r, c) has row `local` of its warp; DUP lanes share a row
  * G - G_j is always a sum over later records, never a difference. Ring rows at and beyond count are never loaded.
  * The ring holds up to 16 records here; longer rings take the general kernel.
  */
@@ -20,6 +26,7 @@
 #define RSSM_CUDA_STEP_TILE_CUH_
 
 #include "async_copy.cuh"
+#include "mma.cuh"
 #include "step_math.cuh"
 #include "variants.h"
 
@@ -164,6 +171,19 @@ DEVICE void load_spread(float *x, const float *p, int group, int c)
     }
 }
 
+/* N channels from ch on: whole groups of four, or half of one. */
+template <int CHUNK, int N>
+DEVICE void fetch_spread(float *x, const float *p, int ch)
+{
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int n = 0; n < N; n += 4)
+            load_floats<4>(x + n, p + spread<CHUNK>(ch + n));
+    } else {
+        load_floats<N>(x, p + spread<CHUNK>(ch));
+    }
+}
+
 template <int CHUNK, int N>
 DEVICE void store_spread(float *p, int ch, const float *x)
 {
@@ -176,100 +196,164 @@ DEVICE void store_spread(float *p, int ch, const float *x)
     }
 }
 
-template <int FAMILY, class ST, int K, int V, int VT, int NT, int RING>
+/* x[0 .. N-1] as TERMS bfloat16 terms that add up to it, term i at p + i * stride. */
+template <int N, int TERMS>
+DEVICE void store_terms(uint16_t *p, int stride, const float *x)
+{
+    float rest[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        rest[n] = x[n];
+#pragma unroll
+    for (int i = 0; i < TERMS; ++i) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            const uint32_t pair = narrow2(rest + n, bf16_state());
+            float back[2];
+            widen2(pair, back, bf16_state());
+            *(uint32_t *)(p + i * stride + n) = pair;
+            rest[n] -= back[0];
+            rest[n + 1] -= back[1];
+        }
+    }
+}
+
+/* Row of the call that this block works on. step_begin may leave in rows[i][7] which row the i-th blocks shall take, plus
+ * one: rows that flush come first, so that no long block starts last. */
+DEVICE int64_t block_row(const rssm_step &s)
+{
+    const int64_t i = (int64_t)blockIdx.z * 65535 + blockIdx.y;
+    if (s.rows && s.B >= RSSM_CUDA_ORDER_MIN && i < s.B) {
+        const int32_t first = s.rows[i * s.rows_row + 7];
+        if (first > 0 && first <= s.B)
+            return first - 1;
+    }
+    return i;
+}
+
+/* DT: the dtype of all inputs, the output and the ring where it is known at compile time (weights stay run-time); 0: all
+ * at run time. */
+template <int FAMILY, class ST, int K, int V, int VT, int NT, int RING, int DT>
 DEVICE void step_tile(const rssm_step &s)
 {
     constexpr int NW = NT / 32;
     constexpr int NQ = FAMILY == MAMBA2 ? 1 : 2;      /* readouts */
     constexpr int WR = VT / NW;                       /* state rows of a warp */
     constexpr int NR = WR / 4;                        /* state rows of a lane */
-    constexpr int NRP = NR > 4 ? 8 : NR > 2 ? 4 : NR; /* rounded up to a power of two */
     constexpr int NRV = RSSM_CUDA_PAD4(NR);           /* d's of a lane in shared memory */
-    constexpr int DUP = 8 / NRP;
     constexpr int CHUNK = ST::CHUNK;
-    constexpr int NC = K / (8 * CHUNK); /* chunks of a lane per state row */
-    constexpr int CH = K / (8 * NW);    /* channels of a lane, scores */
-    constexpr int KT = (K + NT - 1) / NT; /* channels of a thread, inputs */
-    constexpr int DV = WR > 16 ? 4 : WR > 8 ? 2 : 1; /* d's of a lane per ring row */
-    constexpr int NS = 16 * NQ;         /* scores */
-    static_assert(VT % (4 * NW) == 0 && V % VT == 0 && K % (8 * CHUNK) == 0 && CH >= 2, "shape");
+    constexpr int NC = K / (8 * CHUNK);               /* chunks of a lane per state row */
+    constexpr int WK = K / NW;                        /* channels of a warp */
+    constexpr int CH = WK / 8;                        /* channels of a lane, scores */
+    constexpr int KT = (WK + 31) / 32;                /* channels of a lane, inputs */
+    constexpr int DV = WR > 16 ? 4 : WR > 8 ? 2 : 1;  /* d's of a lane per ring row */
+    constexpr int NS = 16 * NQ;                       /* scores */
+    constexpr int NREC = RSSM_CUDA_NREC(RING);
+    constexpr bool MMA = ST::DTYPE == BF16;
+    constexpr int TERMS = DT == BF16 && FAMILY != KDA ? 1 : 3; /* bfloat16 terms of x */
+    constexpr int YB = K + 32;                        /* row of x terms, padded against bank conflicts */
+    constexpr int HEAD = V < VT ? V : VT;             /* rows of one head in the block */
+    static_assert(VT % (4 * NW) == 0 && (V % VT == 0 || (VT % V == 0 && V % WR == 0)), "rows");
+    static_assert(K % (8 * CHUNK) == 0 && CH >= 2 && WR <= (MMA ? 32 : 64), "channels");
 
     extern __shared__ __align__(128) unsigned char shared[];
-    unsigned char *const tile = shared;                                  /* [VT][K] ST */
-    float *const w_s = (float *)(shared + VT * K * ST::BYTES);           /* [NREC][K]: k_j exp(G - G_j), spread */
-    float *const d_s = w_s + RSSM_CUDA_NREC(RING) * K;                   /* [NW][NREC][4][NRV] */
-    float *const q_s = d_s + NW * RSSM_CUDA_NREC(RING) * 4 * NRV;        /* [K] as given */
-    float *const k_s = q_s + K;                                          /* [K] as given */
-    float *const g_s = k_s + K;                                          /* [K] log gate of the token, KDA */
-    float *const e_s = g_s + (FAMILY == KDA ? K : 0);                    /* [K] exp(G), spread, KDA */
-    float *const y_s = e_s + (FAMILY == KDA ? K : 0);                    /* [NQ][K]: exp(G) x_q, spread */
-    float *const part_s = y_s + NQ * K;                                  /* [NW][NS] scores over a warp's channels */
-    float *const red_s = part_s + NW * NS;                               /* [NW][4] */
-    uint64_t *const bar_s = (uint64_t *)(red_s + NW * 4);                /* [NW] */
+    unsigned char *const tile = shared;                        /* [VT][K] ST */
+    float *const w_s = (float *)(shared + VT * K * ST::BYTES); /* [NREC][K]: k_j, for KDA decayed; spread */
+    float *const d_s = w_s + NREC * K;                         /* [NW][NREC][4][NRV]: d_j, decayed but for KDA */
+    float *const x_s = d_s + NW * NREC * 4 * NRV;              /* [2][K]: q and k as given; spread */
+    float *const g_s = x_s + 2 * K;                            /* KDA: [K] log gate of the token; spread */
+    float *const e_s = g_s + (FAMILY == KDA ? K : 0);          /* KDA: [K] exp(G); spread */
+    float *const y_s = e_s + (FAMILY == KDA ? K : 0);          /* KDA without MMA: [2][K] exp(G) x_q; spread */
+    uint16_t *const yb_s = (uint16_t *)(y_s + (FAMILY == KDA && !MMA ? 2 * K : 0)); /* MMA: [NQ * 3][YB] */
+    float *const part_s = (float *)(yb_s + (MMA ? NQ * 3 * YB : 0)); /* [NW][NS] scores over a warp's channels */
+    float *const red_s = part_s + NW * NS;                     /* [NW][4]: q.q, k.k, q.k over a warp's channels */
+    float *const head_s = red_s + NW * 4;                      /* [NW][4]: gate, beta, decay rate of each head */
+    uint64_t *const bar_s = (uint64_t *)(head_s + NW * 4);     /* [NW] */
+    const float *const dot_s = FAMILY == KDA ? y_s : x_s;      /* the x_q that meet the state, fp32 */
 
     const int t = threadIdx.x, w = t >> 5, lane = t & 31, r = lane >> 3, c = lane & 7;
-    constexpr int SPLIT = V / VT;
-    const int hv = blockIdx.x / SPLIT, slice = blockIdx.x % SPLIT;
-    const int64_t row = (int64_t)blockIdx.z * 65535 + blockIdx.y;
+    const int row0 = blockIdx.x * VT + w * WR; /* the warp's first row of [HV * V] */
+    const int hv = row0 / V, hb = w * WR / HEAD, h = hv / (s.HV / s.H);
+    const int64_t row = block_row(s);
     if (row >= s.B)
         return;
-    const int group = s.HV / s.H, h = hv / group;
+
+    const int q_dtype = DT ? DT : s.q.dtype, k_in_dtype = DT ? DT : s.k.dtype, v_dtype = DT ? DT : s.v.dtype;
+    const int a_dtype = DT ? DT : s.a.dtype, b_dtype = DT ? DT : s.b.dtype, z_dtype = DT ? DT : s.z.dtype;
+    const int out_dtype = DT ? DT : s.out_dtype;
+    /* Without a ring the tensors may be absent; what outlives the token is then rounded as their dtype says, if any. */
+    const int k_dtype = DT && RING ? DT : s.k_cache.dtype, d_dtype = DT && RING ? DT : s.d_cache.dtype;
 
     /* 1. Everything that does not wait for the slot is asked for first. */
     const row_info ri = read_row(s, row);
-    const int my_i = c / DUP, dup = c % DUP; /* my state row within the warp: r + 4 my_i */
-    const bool mine = NR == NRP || my_i < NR;
-    const int my_row = w * WR + r + 4 * my_i;           /* in the slice */
-    const int64_t my_v = (int64_t)hv * V + slice * VT + my_row; /* in a [HV, V] tensor */
+    int local, dup; /* my state row within the warp, and which of its DUP lanes I am */
+    constexpr int NRP = NR > 4 ? 8 : NR > 2 ? 4 : NR;
+    constexpr int DUP = MMA ? (WR > 16 ? 1 : WR > 8 ? 2 : 4) : 8 / NRP;
+    const int mg = lane >> 2, mt = lane & 3; /* lane of an mma fragment */
+    if (MMA) {
+        dup = mt & (DUP - 1);
+        local = DUP == 1 ? (mt >> 1) * 16 + (mt & 1) * 8 + mg : DUP == 2 ? (mt >> 1) * 8 + mg : mg;
+    } else {
+        dup = c % DUP;
+        local = r + 4 * (c / DUP);
+    }
+    const bool mine = local < WR;
+    const int64_t my_v = row0 + local; /* in a [HV, V] tensor */
+    const int lch = w * WK + lane;     /* my first input channel, then every 32nd */
     uint32_t q_raw[KT], k_raw[KT], a_raw[KT], bias_raw[KT];
 #pragma unroll
     for (int n = 0; n < KT; ++n) {
-        const int ch = t + n * NT;
-        if (K % NT == 0 || ch < K) {
-            q_raw[n] = load_raw(s.q.data, row * s.q.row + h * K + ch, s.q.dtype);
-            k_raw[n] = load_raw(s.k.data, row * s.k.row + h * K + ch, s.k.dtype);
+        if (WK % 32 == 0 || lane < WK) {
+            const int ch = lch + n * 32;
+            q_raw[n] = load_raw(s.q.data, row * s.q.row + h * K + ch, q_dtype);
+            k_raw[n] = load_raw(s.k.data, row * s.k.row + h * K + ch, k_in_dtype);
             if (FAMILY == KDA) {
-                a_raw[n] = load_raw(s.a.data, row * s.a.row + hv * K + ch, s.a.dtype);
+                a_raw[n] = load_raw(s.a.data, row * s.a.row + hv * K + ch, a_dtype);
                 bias_raw[n] = s.dt_bias.data ? load_raw(s.dt_bias.data, hv * K + ch, s.dt_bias.dtype) : 0;
             }
         }
     }
-    if (FAMILY != KDA) {
-        a_raw[0] = load_raw(s.a.data, row * s.a.row + hv, s.a.dtype);
-        bias_raw[0] = s.dt_bias.data ? load_raw(s.dt_bias.data, hv, s.dt_bias.dtype) : 0;
+    const bool leader = w * WR % HEAD == 0; /* first warp of a head: sees to its scalars */
+    uint32_t alog_raw = 0, b_raw = 0;
+    if (leader || FAMILY == KDA) {
+        if (FAMILY != KDA) {
+            a_raw[0] = load_raw(s.a.data, row * s.a.row + hv, a_dtype);
+            bias_raw[0] = s.dt_bias.data ? load_raw(s.dt_bias.data, hv, s.dt_bias.dtype) : 0;
+        }
+        if (FAMILY != MAMBA2)
+            b_raw = load_raw(s.b.data, row * s.b.row + hv, b_dtype);
+        alog_raw = s.A_log.data ? load_raw(s.A_log.data, hv, s.A_log.dtype) : 0;
     }
-    const uint32_t v_raw = mine ? load_raw(s.v.data, row * s.v.row + my_v, s.v.dtype) : 0;
-    const uint32_t b_raw = FAMILY != MAMBA2 ? load_raw(s.b.data, row * s.b.row + hv, s.b.dtype) : 0;
-    const uint32_t alog_raw = s.A_log.data ? load_raw(s.A_log.data, hv, s.A_log.dtype) : 0;
+    const uint32_t v_raw = mine ? load_raw(s.v.data, row * s.v.row + my_v, v_dtype) : 0;
     const uint32_t skip_raw = FAMILY == MAMBA2 && s.D.data ? load_raw(s.D.data, hv, s.D.dtype) : 0;
     const uint32_t z_raw =
-        FAMILY == MAMBA2 && s.z.data && mine ? load_raw(s.z.data, row * s.z.row + my_v, s.z.dtype) : 0;
+        FAMILY == MAMBA2 && s.z.data && mine ? load_raw(s.z.data, row * s.z.row + my_v, z_dtype) : 0;
 
     bool hit = false;
     if (!ri.valid) {
         if (mine && dup == 0)
-            store_any(s.out, row * s.out_row + my_v, 0.0f, s.out_dtype, &hit);
+            store_any(s.out, row * s.out_row + my_v, 0.0f, out_dtype, &hit);
         raise_fault(s, ri.bad && t == 0 && blockIdx.x == 0, RSSM_FAULTBIT_CURSOR);
         return;
     }
 
     /* 2. The state slice and the ring rows. */
-    const int64_t state_at = ri.slot * s.state.slot + ((int64_t)hv * V + slice * VT + w * WR) * K;
-    unsigned char *const state_g = (unsigned char *)s.state.data + state_at * ST::BYTES;
+    unsigned char *const state_g =
+        (unsigned char *)s.state.data + (ri.slot * s.state.slot + (int64_t)row0 * K) * ST::BYTES;
     slice_load(tile + w * WR * K * ST::BYTES, state_g, WR * K * ST::BYTES, bar_s + w, lane);
 
     const int count = RING ? ri.count : 0;
     const bool flush = RING ? ri.flush : true;
-    const int ch0 = w * (K / NW) + c * CH; /* my channels for the scores */
-    const int k_dtype = s.k_cache.dtype, d_dtype = s.d_cache.dtype;
+    const int ch0 = w * WK + c * CH; /* my channels for the scores */
     const bool has_d = DV * c < WR;
+    const int rv0 = row0 % V; /* within the head */
     uint32_t rk_raw[4][CH], rg_raw[4][CH], rd_raw[4][DV], rg_scalar = 0;
     if (RING) {
         const int64_t g_at = ri.slot * s.g_cache.slot + (int64_t)hv * s.R * (FAMILY == KDA ? K : 1);
         const unsigned char *const rk =
             element(s.k_cache.data, ri.slot * s.k_cache.slot + (int64_t)h * s.R * K + ch0, k_dtype);
-        const unsigned char *const rd = element(
-            s.d_cache.data, ri.slot * s.d_cache.slot + (int64_t)hv * s.R * V + slice * VT + w * WR + DV * c, d_dtype);
+        const unsigned char *const rd =
+            element(s.d_cache.data, ri.slot * s.d_cache.slot + (int64_t)hv * s.R * V + rv0 + DV * c, d_dtype);
         const unsigned char *const rg = element(s.g_cache.data, g_at + (FAMILY == KDA ? ch0 : 0), F32);
         const int k_bytes = is_half_width(k_dtype) ? 2 * K : 4 * K, d_bytes = is_half_width(d_dtype) ? 2 * V : 4 * V;
 #pragma unroll
@@ -298,70 +382,60 @@ DEVICE void step_tile(const rssm_step &s)
         }
     }
 
-    /* 3. The token itself: norms and gate. */
-    const float rate = !s.A_log.data ? 1.0f : expf(widen(alog_raw, s.A_log.dtype));
+    /* 3. The token itself. */
     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* q.q, k.k, q.k */
     float k_mine[KT], g_mine[KT];
+    const float rate = leader || FAMILY == KDA ? (s.A_log.data ? expf(widen(alog_raw, s.A_log.dtype)) : 1.0f) : 0.0f;
 #pragma unroll
     for (int n = 0; n < KT; ++n) {
-        const int ch = t + n * NT;
         k_mine[n] = 0.0f;
         g_mine[n] = 0.0f;
-        if (K % NT == 0 || ch < K) {
-            const float q = widen(q_raw[n], s.q.dtype);
-            k_mine[n] = widen(k_raw[n], s.k.dtype);
-            q_s[ch] = q;
-            k_s[ch] = k_mine[n];
+        if (WK % 32 == 0 || lane < WK) {
+            const int at = spread<CHUNK>(lch + n * 32);
+            const float q = widen(q_raw[n], q_dtype);
+            k_mine[n] = widen(k_raw[n], k_in_dtype);
+            x_s[at] = q;
+            x_s[K + at] = k_mine[n];
             sums[0] += q * q;
             sums[1] += k_mine[n] * k_mine[n];
             sums[2] += q * k_mine[n];
             if (FAMILY == KDA) {
-                g_mine[n] = log_gate(s, widen(a_raw[n], s.a.dtype) + widen(bias_raw[n], s.dt_bias.dtype), rate);
-                g_s[ch] = g_mine[n];
+                g_mine[n] = log_gate(s, widen(a_raw[n], a_dtype) + widen(bias_raw[n], s.dt_bias.dtype), rate);
+                g_s[at] = g_mine[n];
             }
         }
     }
-    /* The token's scalar gate: g of GDN, dt of Mamba-2. */
-    float gate = 0.0f, decay_rate = 1.0f;
-    if (FAMILY == GDN)
-        gate = log_gate(s, widen(a_raw[0], s.a.dtype) + widen(bias_raw[0], s.dt_bias.dtype), rate);
-    if (FAMILY == MAMBA2) {
-        gate = time_step(s, widen(a_raw[0], s.a.dtype) + widen(bias_raw[0], s.dt_bias.dtype));
-        decay_rate = s.flags & RSSM_STEP_A_IS_DECAY ? widen(alog_raw, s.A_log.dtype) : -rate;
+    if (leader) {
+        float gate = 0.0f, beta = 0.0f, decay_rate = 1.0f;
+        if (FAMILY != KDA) {
+            const float x = widen(a_raw[0], a_dtype) + widen(bias_raw[0], s.dt_bias.dtype);
+            gate = FAMILY == GDN ? log_gate(s, x, rate) : time_step(s, x);
+        }
+        if (FAMILY == MAMBA2)
+            decay_rate = s.flags & RSSM_STEP_A_IS_DECAY ? widen(alog_raw, s.A_log.dtype) : -rate;
+        else
+            beta = sigmoid(widen(b_raw, b_dtype)) * s.beta_scale;
+        if (lane == 0)
+            *(float4 *)(head_s + hb * 4) = make_float4(gate, beta, decay_rate, 0.0f);
     }
     sum_over_lanes<4, 16, 1>(sums, lane); /* lanes 8i .. 8i+7 have sum i */
     if (c == 0)
         red_s[w * 4 + r] = sums[0];
-    __syncthreads();
+    __syncwarp();
 
-    float qq = 0.0f, kk = 0.0f, qk = 0.0f;
-#pragma unroll
-    for (int i = 0; i < NW; ++i) {
-        const float4 f = ((const float4 *)red_s)[i];
-        qq += f.x;
-        kk += f.y;
-        qk += f.z;
-    }
-    const bool norm = FAMILY != MAMBA2 && (s.flags & RSSM_STEP_QK_NORM);
-    const float q_scale = FAMILY == MAMBA2 ? 1.0f : norm ? s.scale / sqrtf(qq + s.norm_eps) : s.scale;
-    const float k_scale = norm ? 1.0f / sqrtf(kk + s.norm_eps) : 1.0f;
-
-    /* 4. Decays and scores of the pending records. */
-    float qh[CH], kh[CH], gc[CH], wj[4][CH], total[CH], scalar_total = gate;
-    load_floats<CH>(qh, q_s + ch0);
-    load_floats<CH>(kh, k_s + ch0);
-    if (FAMILY == KDA)
-        load_floats<CH>(gc, g_s + ch0);
-#pragma unroll
-    for (int n = 0; n < CH; ++n) {
-        qh[n] *= q_scale;
-        kh[n] *= k_scale;
-    }
-    if (RING) {
+    /* 4. The scores, over my warp's channels. */
+    float qh[CH], kh[CH], wj[4][CH];
+    fetch_spread<CHUNK, CH>(qh, x_s, ch0);
+    fetch_spread<CHUNK, CH>(kh, x_s + K, ch0);
+    if (RING)
         widen_rows<CH>(rk_raw, wj, k_dtype);
-        if (FAMILY == KDA) {
+    if (FAMILY == KDA) {
+        float gc[CH], total[CH], y0[CH], y1[CH];
+        fetch_spread<CHUNK, CH>(gc, g_s, ch0);
 #pragma unroll
-            for (int n = 0; n < CH; ++n) {
+        for (int n = 0; n < CH; ++n) {
+            total[n] = gc[n];
+            if (RING) {
                 float g[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
@@ -378,26 +452,29 @@ DEVICE void step_tile(const rssm_step &s)
                     suffix += g[i];
                 }
             }
-        } else {
-            /* Lane j has record j's gate (0 beyond count): sums over later lanes. */
-            const float g = __uint_as_float(rg_scalar);
-            float sum = g;
+        }
+        if (r == 0) {
 #pragma unroll
-            for (int o = 1; o < 16; o *= 2) {
-                const float later = __shfl_down_sync(ALL, sum, o);
-                sum += lane < 16 ? later : 0.0f;
+            for (int n = 0; n < CH; ++n) {
+                total[n] = expf(total[n]);
+                y0[n] = total[n] * qh[n];
+                y1[n] = total[n] * kh[n];
             }
-            float after = __shfl_down_sync(ALL, sum, 1) + gate;
-            float decay = FAMILY == MAMBA2 ? g * expf(decay_rate * after) : expf(after);
-            scalar_total += __shfl_sync(ALL, sum, 0);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float x = __shfl_sync(ALL, decay, 4 * r + i);
-#pragma unroll
-                for (int n = 0; n < CH; ++n)
-                    wj[i][n] *= x;
+            store_spread<CHUNK, CH>(e_s, ch0, total);
+            if (MMA) {
+                store_terms<CH, TERMS>(yb_s + ch0, NQ * YB, y0);
+                store_terms<CH, TERMS>(yb_s + YB + ch0, NQ * YB, y1);
+            } else {
+                store_spread<CHUNK, CH>(y_s, ch0, y0);
+                store_spread<CHUNK, CH>(y_s + K, ch0, y1);
             }
         }
+    } else if (MMA && r == 0) {
+        store_terms<CH, TERMS>(yb_s + ch0, NQ * YB, qh);
+        if (NQ == 2)
+            store_terms<CH, TERMS>(yb_s + YB + ch0, NQ * YB, kh);
+    }
+    if (RING) {
         float score[4 * NQ];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -416,63 +493,55 @@ DEVICE void step_tile(const rssm_step &s)
             part_s[w * NS + r * 8 + c] = score[0];
         else if ((c & 1) == 0)
             part_s[w * NS + r * 4 + (c >> 1)] = score[0];
-    } else if (FAMILY == KDA) {
-#pragma unroll
-        for (int n = 0; n < CH; ++n)
-            total[n] = gc[n];
-    }
-    /* exp(G) with the token's own gate: per channel, or one number. */
-    const float e_all = FAMILY == KDA ? 1.0f : expf(decay_rate * scalar_total);
-    if (r == 0) {
-        float e[CH], y0[CH], y1[CH];
-#pragma unroll
-        for (int n = 0; n < CH; ++n) {
-            e[n] = FAMILY == KDA ? expf(total[n]) : e_all;
-            y0[n] = e[n] * qh[n];
-            y1[n] = e[n] * kh[n];
-        }
-        store_spread<CHUNK, CH>(y_s, ch0, y0);
-        if (NQ == 2)
-            store_spread<CHUNK, CH>(y_s + K, ch0, y1);
-        if (FAMILY == KDA)
-            store_spread<CHUNK, CH>(e_s, ch0, e);
-    }
-    if (flush) {
-        if (RING) {
+        if (flush) {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (4 * r + i < count)
                     store_spread<CHUNK, CH>(w_s + (4 * r + i) * K, ch0, wj[i]);
-            if (has_d) {
-                float dj[4][DV];
-                widen_rows<DV>(rd_raw, dj, d_dtype);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-#pragma unroll
-                    for (int n = 0; n < DV; ++n) {
-                        const int v = DV * c + n, j = 4 * r + i; /* v = row of the warp */
-                        if (j < count)
-                            d_s[((w * RSSM_CUDA_NREC(RING) + j) * 4 + (v & 3)) * NRV + (v >> 2)] = dj[i][n];
-                    }
-            }
         }
-        if (r == 0) { /* the token is the last record */
-            float x[CH];
-#pragma unroll
-            for (int n = 0; n < CH; ++n)
-                x[n] = round_to(kh[n], k_dtype, &hit) * (FAMILY == MAMBA2 ? gate : 1.0f);
-            store_spread<CHUNK, CH>(w_s + count * K, ch0, x);
-        }
-        raise_fault(s, hit, RSSM_FAULTBIT_RING);
-        hit = false;
     }
     __syncthreads();
+
+    /* 5. The numbers that multiply the sums. */
+    float qq = 0.0f, kk = 0.0f, qk = 0.0f;
+#pragma unroll
+    for (int i = 0; i < NW; ++i) {
+        const float4 f = ((const float4 *)red_s)[i];
+        qq += f.x;
+        kk += f.y;
+        qk += f.z;
+    }
+    const bool norm = FAMILY != MAMBA2 && (s.flags & RSSM_STEP_QK_NORM);
+    const float q_scale = FAMILY == MAMBA2 ? 1.0f : norm ? s.scale / sqrtf(qq + s.norm_eps) : s.scale;
+    const float k_scale = norm ? 1.0f / sqrtf(kk + s.norm_eps) : 1.0f;
+    const float4 head = *(const float4 *)(head_s + hb * 4);
+    const float gate = head.x, beta = head.y, decay_rate = head.z; /* gate: g of GDN, dt of Mamba-2 */
 
     /* The records' part of the readouts: lane (r, c) sums its ring rows for DV state rows, then the sums over r are
      * handed to the lanes that own the rows. */
     float sum[2] = {0.0f, 0.0f};
+    float e_all = FAMILY == KDA ? 1.0f : expf(decay_rate * gate); /* exp(G) where it is one number */
     if (RING) {
         float score[4 * NQ], dj[4][DV], part[DV * NQ];
+        widen_rows<DV>(rd_raw, dj, d_dtype); /* zero beyond count */
+        if (FAMILY != KDA) {
+            /* Lane j < 16 has record j's gate, 0 beyond count: sums over later records, then the token's gate. */
+            const float g = __uint_as_float(rg_scalar);
+            float later = g;
+#pragma unroll
+            for (int o = 1; o < 16; o *= 2)
+                later += __shfl_down_sync(ALL, later, o); /* lanes 16 .. 31 stay zero */
+            const float after = __shfl_down_sync(ALL, later, 1) + gate;
+            const float decay = (FAMILY == MAMBA2 ? g : 1.0f) * expf(decay_rate * after);
+            e_all = expf(decay_rate * (__shfl_sync(ALL, later, 0) + gate));
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float x = __shfl_sync(ALL, decay, 4 * r + i);
+#pragma unroll
+                for (int n = 0; n < DV; ++n)
+                    dj[i][n] *= x;
+            }
+        }
 #pragma unroll
         for (int i = 0; i < 4 * NQ; ++i)
             score[i] = 0.0f;
@@ -484,7 +553,6 @@ DEVICE void step_tile(const rssm_step &s)
             for (int n = 0; n < 4 * NQ; ++n)
                 score[n] += x[n];
         }
-        widen_rows<DV>(rd_raw, dj, d_dtype); /* beyond count both factors are zero */
 #pragma unroll
         for (int n = 0; n < DV; ++n)
 #pragma unroll
@@ -495,32 +563,87 @@ DEVICE void step_tile(const rssm_step &s)
                     x += score[i * NQ + q] * dj[i][n];
                 part[n * NQ + q] = x;
             }
-        sum_over_lanes<DV * NQ, 16, 8>(part, lane);
-        constexpr int N = DV * NQ; /* values that went into the sum: of value n, lanes with bits n * 4 / N of r */
-        const int mine_v = r + 4 * my_i, holder_c = mine_v / DV, n = mine_v % DV * NQ;
-        if (N == 8) { /* lane (r, c) has both sums of row 4c + r: it owns that row */
-            sum[0] = part[0];
-            sum[1] = part[NQ - 1];
-        } else {
-            sum[0] = __shfl_sync(ALL, part[0], (n * 4 / N) * 8 + holder_c);
-            if (NQ == 2)
-                sum[1] = __shfl_sync(ALL, part[0], ((n + 1) * 4 / N) * 8 + holder_c);
+        constexpr int N = DV * NQ; /* value n of N ends in lanes with r = n * 4 / N, at part[n % PER] */
+        constexpr int PER = N > 4 ? N / 4 : 1;
+        sum_over_lanes<N, 16, 8>(part, lane);
+        const int n = local % DV * NQ, holder = local / DV;
+        sum[0] = __shfl_sync(ALL, part[0], n * 4 / N * 8 + holder);
+        if (NQ == 2)
+            sum[1] = __shfl_sync(ALL, part[PER - 1], (n + 1) * 4 / N * 8 + holder);
+        if (flush && has_d) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int m = 0; m < DV; ++m) {
+                    const int v = DV * c + m, j = 4 * r + i;
+                    if (j < count)
+                        d_s[((w * NREC + j) * 4 + (v & 3)) * NRV + (v >> 2)] = dj[i][m];
+                }
         }
     }
-
-    /* 5. The state's part. */
-    float acc[NRP * NQ];
+    if (flush) { /* the token's k is the last record's; block-uniform */
 #pragma unroll
-    for (int i = 0; i < NRP * NQ; ++i)
-        acc[i] = 0.0f;
-    const unsigned char *const my_tile = tile + ((w * WR + r) * K + c * CHUNK) * ST::BYTES;
-    {
-        float y[NQ][NC * CHUNK];
+        for (int n = 0; n < KT; ++n)
+            if (WK % 32 == 0 || lane < WK)
+                w_s[count * K + spread<CHUNK>(lch + n * 32)] = round_to(k_mine[n] * k_scale, k_dtype, &hit);
+        raise_fault(s, hit, RSSM_FAULTBIT_RING);
+        hit = false;
+        __syncthreads();
+    }
+
+    /* 6. The state's part. */
+    const unsigned char *const warp_tile = tile + w * WR * K * ST::BYTES;
+    const unsigned char *const my_tile = warp_tile + (r * K + c * CHUNK) * ST::BYTES;
+    float dot[2];
+    if constexpr (MMA) {
+        constexpr int MT = WR > 16 ? 2 : 1, HALVES = WR > 8 ? 2 : 1;
+        float acc[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+            acc[m][0] = acc[m][1] = acc[m][2] = acc[m][3] = 0.0f;
+        uint4 b[K / 32];
+#pragma unroll
+        for (int n = 0; n < K / 32; ++n)
+            b[n] = mg < NQ * TERMS ? *(const uint4 *)(yb_s + mg * YB + n * 32 + mt * 8) : make_uint4(0, 0, 0, 0);
+        slice_wait(bar_s + w);
+#pragma unroll
+        for (int n = 0; n < K / 32; ++n)
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+                /* The order of channels inside a product is free: each lane takes 16 bytes of a row. */
+                const unsigned char *const at = warp_tile + ((m * 16 + mg) * K + n * 32 + mt * 8) * 2;
+                const uint4 lo = *(const uint4 *)at;
+                const uint4 hi = HALVES == 2 ? *(const uint4 *)(at + 8 * K * 2) : make_uint4(0, 0, 0, 0);
+                mma_bf16(acc[m], lo.x, hi.x, lo.y, hi.y, b[n].x, b[n].y);
+                mma_bf16(acc[m], lo.z, hi.z, lo.w, hi.w, b[n].z, b[n].w);
+            }
+        /* Column = term * NQ + q; lane (mg, mt) has columns 2 mt, 2 mt + 1 of rows mg and mg + 8. */
+        constexpr int N = MT * HALVES * NQ;
+        float x[N];
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int i = 0; i < HALVES; ++i) {
+                if (NQ == 2) {
+                    x[(m * HALVES + i) * NQ] = acc[m][2 * i];
+                    x[(m * HALVES + i) * NQ + NQ - 1] = acc[m][2 * i + 1];
+                } else {
+                    x[m * HALVES + i] = acc[m][2 * i] + acc[m][2 * i + 1];
+                }
+            }
+        sum_over_lanes<N, 2, 1>(x, lane);
+        dot[0] = x[0];
+        dot[1] = DUP == 1 ? x[NQ - 1] : 0.0f;
+    } else {
+        float acc[NRP * NQ], y[NQ][NC * CHUNK];
+#pragma unroll
+        for (int i = 0; i < NRP * NQ; ++i)
+            acc[i] = 0.0f;
 #pragma unroll
         for (int q = 0; q < NQ; ++q)
 #pragma unroll
             for (int n = 0; n < NC; ++n)
-                load_spread<CHUNK>(y[q] + n * CHUNK, y_s + q * K, n, c);
+                load_spread<CHUNK>(y[q] + n * CHUNK, dot_s + q * K, n, c);
         slice_wait(bar_s + w);
 #pragma unroll
         for (int i = 0; i < NR; ++i) {
@@ -535,77 +658,77 @@ DEVICE void step_tile(const rssm_step &s)
                         acc[i * NQ + q] += x[m] * y[q][n * CHUNK + m];
             }
         }
+        sum_over_lanes<NRP * NQ, 4, 1>(acc, lane);
+        dot[0] = acc[0];
+        dot[1] = DUP == 1 ? acc[NQ - 1] : 0.0f;
     }
-    sum_over_lanes<NRP * NQ, 4, 1>(acc, lane);
-    if (NQ == 1) {
-        sum[0] += acc[0];
-    } else if (DUP == 1) {
-        sum[0] += acc[0];
-        sum[1] += acc[1];
-    } else { /* the lanes of a row have split between the two readouts */
-        const float other = __shfl_xor_sync(ALL, acc[0], DUP / 2);
+    if (NQ == 2 && DUP > 1) { /* the lanes of a row have split between the two readouts */
+        const float other = __shfl_xor_sync(ALL, dot[0], DUP / 2);
         const bool second = dup & (DUP / 2);
-        sum[0] += second ? other : acc[0];
-        sum[1] += second ? acc[0] : other;
+        dot[1] = second ? dot[0] : other;
+        dot[0] = second ? other : dot[0];
     }
+    sum[0] += e_all * dot[0];
+    if (NQ == 2)
+        sum[1] += e_all * dot[1];
 
-    /* 6. The output. */
-    const float v = widen(v_raw, s.v.dtype);
+    /* 7. The output. */
+    const float v = widen(v_raw, v_dtype);
     float d, out;
     if (FAMILY == MAMBA2) {
         d = v;
         out = sum[0] + gate * qk * v + widen(skip_raw, s.D.dtype) * v;
         if (s.z.data) {
-            const float z = widen(z_raw, s.z.dtype);
+            const float z = widen(z_raw, z_dtype);
             out *= z * sigmoid(z);
         }
     } else {
-        const float beta = sigmoid(widen(b_raw, s.b.dtype)) * s.beta_scale;
-        d = beta * (v - sum[1]);
-        out = sum[0] + d * (qk * q_scale * k_scale);
+        d = beta * (v - sum[1] * k_scale);
+        out = (sum[0] + d * (qk * k_scale)) * q_scale;
     }
     if (mine && dup == 0)
-        store_any(s.out, row * s.out_row + my_v, out, s.out_dtype, &hit);
+        store_any(s.out, row * s.out_row + my_v, out, out_dtype, &hit);
     raise_fault(s, hit, RSSM_FAULTBIT_OUTPUT);
     hit = false;
 
-    /* 7a. The record goes to the ring, to a row that nobody reads in this launch. */
+    /* 8a. The record goes to the ring, to a row that nobody reads in this launch. */
     if (RING && !flush) {
         int p = ri.base + count;
         p = p >= s.R ? p - s.R : p;
         if (mine && dup == 0)
-            store_any(s.d_cache.data, ri.slot * s.d_cache.slot + ((int64_t)hv * s.R + p) * V + slice * VT + my_row, d,
-                      d_dtype, &hit);
-        if (slice == 0) {
+            store_any(s.d_cache.data, ri.slot * s.d_cache.slot + ((int64_t)hv * s.R + p) * V + rv0 + local, d, d_dtype,
+                      &hit);
+        const int hv0 = blockIdx.x * VT / V; /* the block's first head */
+        if (blockIdx.x * VT % V == 0) {      /* the first block of a head writes what is the head's alone */
             const int64_t g_at = ri.slot * s.g_cache.slot + ((int64_t)hv * s.R + p) * (FAMILY == KDA ? K : 1);
 #pragma unroll
             for (int n = 0; n < KT; ++n) {
-                const int ch = t + n * NT;
-                if (K % NT == 0 || ch < K) {
-                    if (hv == h * group) /* one sibling writes the shared row */
-                        store_any(s.k_cache.data, ri.slot * s.k_cache.slot + ((int64_t)h * s.R + p) * K + ch,
+                if (WK % 32 == 0 || lane < WK) {
+                    if (hv0 == h * (s.HV / s.H)) /* one sibling writes the shared row */
+                        store_any(s.k_cache.data, ri.slot * s.k_cache.slot + ((int64_t)h * s.R + p) * K + lch + n * 32,
                                   k_mine[n] * k_scale, k_dtype, &hit);
                     if (FAMILY == KDA)
-                        ((float *)s.g_cache.data)[g_at + ch] = g_mine[n];
+                        ((float *)s.g_cache.data)[g_at + lch + n * 32] = g_mine[n];
                 }
             }
-            if (FAMILY != KDA && t == 0)
+            if (FAMILY != KDA && leader && lane == 0)
                 ((float *)s.g_cache.data)[g_at] = gate;
         }
         raise_fault(s, hit, RSSM_FAULTBIT_RING);
         return;
     }
 
-    /* 7b. Fold: S = S0 exp(G) + sum_j d_j (k_j exp(G - G_j))^T, the token's record last. */
+    /* 8b. Fold: S = S0 exp(G) + sum_j d_j (k_j exp(G - G_j))^T, the token's record last. */
     if (mine && dup == 0)
-        d_s[((w * RSSM_CUDA_NREC(RING) + count) * 4 + r) * NRV + my_i] = round_to(d, d_dtype, &hit);
+        d_s[((w * NREC + count) * 4 + (local & 3)) * NRV + (local >> 2)] =
+            round_to(d, d_dtype, &hit) * (FAMILY == MAMBA2 ? gate : 1.0f);
     raise_fault(s, hit, RSSM_FAULTBIT_RING);
     hit = false;
     __syncwarp();
-    const float *const my_d = d_s + (w * RSSM_CUDA_NREC(RING) * 4 + r) * NRV;
+    const float *const my_d = d_s + (w * NREC * 4 + r) * NRV;
     unsigned char *const my_state = state_g + (r * K + c * CHUNK) * ST::BYTES;
-    constexpr int NP = NC * CHUNK * NR <= 64 || CHUNK == 8 ? 1 : 8 / CHUNK; /* chunks in registers at once */
-    constexpr int CP = NC * CHUNK * NR <= 64 ? NC : NP;
+    /* Chunks in registers at once: up to 64 accumulators. */
+    constexpr int CP = NC * CHUNK * NR <= 64 ? NC : CHUNK == 8 ? 1 : NR <= 8 ? 2 : 1;
 #pragma unroll 1
     for (int n0 = 0; n0 < NC; n0 += CP) {
         float x[NR][CP * CHUNK];

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #define RSSM_CUDA_MAX_RING        16 /* L of a tuned kernel */
+#define RSSM_CUDA_ORDER_MIN 32 /* rows from which rows[i][7] is looked at */
 #define RSSM_CUDA_BLOCKS_PER_SM   3  /* with fewer in the grid a smaller tile is faster */
 #define RSSM_CUDA_GENERAL_ROWS    32 /* state rows per block of the general kernel */
 #define RSSM_CUDA_GENERAL_THREADS 128
@@ -24,58 +25,65 @@
 
 /* Dynamic shared memory of a tuned kernel in bytes; step_tile.cuh lays it out in this order. */
 #define RSSM_CUDA_READOUTS(family) ((family) == 3 ? 1 : 2)
-#define RSSM_CUDA_SMEM(family, bytes, K, VT, NT, ring)                                                            \
-    ((VT) * (K) * (bytes) +                                                                                       \
-     4 * (RSSM_CUDA_NREC(ring) * (K) + (NT) / 32 * RSSM_CUDA_NREC(ring) * 4 * RSSM_CUDA_PAD4((VT) / ((NT) / 8)) + \
-          ((family) == 1 ? 4 : 2) * (K) + RSSM_CUDA_READOUTS(family) * (K) +                                      \
-          (NT) / 32 * (16 * RSSM_CUDA_READOUTS(family) + 4 + 2)))
+#define RSSM_CUDA_SMEM(family, dtype, K, VT, NT, ring)                                                                 \
+    ((VT) * (K) * ((dtype) == 1 ? 4 : 2) +                                                                             \
+     4 * (RSSM_CUDA_NREC(ring) * (K) + (NT) / 32 * RSSM_CUDA_NREC(ring) * 4 * RSSM_CUDA_PAD4((VT) / ((NT) / 8)) +      \
+          2 * (K) + ((family) == 1 ? 2 * (K) : 0) + ((family) == 1 && (dtype) != 2 ? 2 * (K) : 0) +                    \
+          (NT) / 32 * (16 * RSSM_CUDA_READOUTS(family) + 4 + 4 + 2)) +                                                 \
+     ((dtype) == 2 ? 2 * 3 * RSSM_CUDA_READOUTS(family) * ((K) + 32) : 0))
 
 /* The numbers behind the names in the lists below. */
 enum { RSSM_CUDA_FAMILY_kda = 1, RSSM_CUDA_FAMILY_gdn = 2, RSSM_CUDA_FAMILY_mamba2 = 3 };
 enum { RSSM_CUDA_DTYPE_f32 = 1, RSSM_CUDA_DTYPE_bf16 = 2, RSSM_CUDA_DTYPE_f16 = 3 };
-enum { RSSM_CUDA_BYTES_f32 = 4, RSSM_CUDA_BYTES_bf16 = 2, RSSM_CUDA_BYTES_f16 = 2 };
+enum { RSSM_CUDA_IO_any = 0, RSSM_CUDA_IO_bf16 = 2 }; /* 0: whatever the step says */
 enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
 
-#define RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind) \
-    rssm_step_##family##_##state##_k##K##_v##V##_t##VT##_n##NT##_##kind
+#define RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind, io)                                                          \
+    rssm_step_##family##_##state##_k##K##_v##V##_t##VT##_n##NT##_##kind##_##io
 
-/* X(family, state, K, V, VT, NT, kind, blocks per SM): VT rows of V per block, NT threads. */
-#define RSSM_CUDA_LIST_DELTA(X, family)         \
-    X(family, f32, 128, 128, 128, 256, ring, 2) \
-    X(family, f32, 128, 128, 64, 128, ring, 4)  \
-    X(family, f32, 128, 128, 32, 128, ring, 5)  \
-    X(family, f32, 128, 128, 128, 128, rw, 3)   \
-    X(family, f32, 128, 128, 64, 128, rw, 5)    \
-    X(family, f32, 128, 128, 32, 128, rw, 6)    \
-    RSSM_CUDA_LIST_DELTA16(X, family, bf16)     \
-    RSSM_CUDA_LIST_DELTA16(X, family, f16)
-#define RSSM_CUDA_LIST_DELTA16(X, family, st)  \
-    X(family, st, 128, 128, 128, 256, ring, 2) \
-    X(family, st, 128, 128, 128, 128, ring, 4) \
-    X(family, st, 128, 128, 64, 128, ring, 5)  \
-    X(family, st, 128, 128, 32, 128, ring, 5)  \
-    X(family, st, 128, 128, 128, 128, rw, 5)   \
-    X(family, st, 128, 128, 64, 128, rw, 5)    \
-    X(family, st, 128, 128, 32, 128, rw, 6)
+/* X(family, state, K, V, VT, NT, kind, io, blocks per SM): VT state rows per block (parts of a head, or several heads
+ * that share a key head), NT threads; io bf16: inputs, output and ring all bfloat16. Per family, state, K, V and kind
+ * the largest tile comes first. */
+#define RSSM_CUDA_LIST_DELTA(X, family)                                                                                \
+    RSSM_CUDA_LIST_DELTA32(X, family, bf16)                                                                            \
+    RSSM_CUDA_LIST_DELTA32(X, family, any)                                                                             \
+    RSSM_CUDA_LIST_DELTA16(X, family, bf16, bf16)                                                                      \
+    RSSM_CUDA_LIST_DELTA16(X, family, bf16, any)                                                                       \
+    RSSM_CUDA_LIST_DELTA16(X, family, f16, any)
+#define RSSM_CUDA_LIST_DELTA32(X, family, io)                                                                          \
+    X(family, f32, 128, 128, 128, 128, ring, io, 2)                                                                    \
+    X(family, f32, 128, 128, 64, 128, ring, io, 4)                                                                     \
+    X(family, f32, 128, 128, 32, 128, ring, io, 5)                                                                     \
+    X(family, f32, 128, 128, 128, 128, rw, io, 3)                                                                      \
+    X(family, f32, 128, 128, 64, 128, rw, io, 5)                                                                       \
+    X(family, f32, 128, 128, 32, 128, rw, io, 5)
+#define RSSM_CUDA_LIST_DELTA16(X, family, st, io)                                                                      \
+    X(family, st, 128, 128, 128, 128, ring, io, 4)                                                                     \
+    X(family, st, 128, 128, 64, 128, ring, io, 5)                                                                      \
+    X(family, st, 128, 128, 32, 128, ring, io, 5)                                                                      \
+    X(family, st, 128, 128, 128, 128, rw, io, 5)                                                                       \
+    X(family, st, 128, 128, 64, 128, rw, io, 5)                                                                        \
+    X(family, st, 128, 128, 32, 128, rw, io, 5)
 
-#define RSSM_CUDA_LIST_KDA(X) RSSM_CUDA_LIST_DELTA(X, kda)
-#define RSSM_CUDA_LIST_GDN(X) RSSM_CUDA_LIST_DELTA(X, gdn)
-#define RSSM_CUDA_LIST_MAMBA2(X)                                                                           \
-    RSSM_CUDA_LIST_M2(X, f32, ring, 4)                                                                     \
-    RSSM_CUDA_LIST_M2(X, f32, rw, 4) RSSM_CUDA_LIST_M2(X, bf16, ring, 5) RSSM_CUDA_LIST_M2(X, bf16, rw, 5) \
-        RSSM_CUDA_LIST_M2(X, f16, ring, 5) RSSM_CUDA_LIST_M2(X, f16, rw, 5)
-#define RSSM_CUDA_LIST_M2(X, st, kind, minb)    \
-    X(mamba2, st, 128, 64, 64, 128, kind, minb) \
-    X(mamba2, st, 128, 64, 32, 128, kind, minb) \
-    X(mamba2, st, 128, 64, 16, 128, kind, minb) \
-    X(mamba2, st, 128, 80, 80, 128, kind, 4)    \
-    X(mamba2, st, 128, 80, 16, 128, kind, minb) \
-    X(mamba2, st, 128, 32, 32, 128, kind, minb) \
-    X(mamba2, st, 128, 32, 16, 128, kind, minb) \
-    X(mamba2, st, 256, 128, 64, 256, kind, 2)   \
-    X(mamba2, st, 256, 128, 32, 128, kind, 4)   \
-    X(mamba2, st, 256, 64, 64, 256, kind, 2)    \
-    X(mamba2, st, 256, 64, 32, 128, kind, 4)    \
-    X(mamba2, st, 256, 64, 16, 128, kind, 4)
+#define RSSM_CUDA_LIST_KDA(X)    RSSM_CUDA_LIST_DELTA(X, kda)
+#define RSSM_CUDA_LIST_GDN(X)    RSSM_CUDA_LIST_DELTA(X, gdn)
+#define RSSM_CUDA_LIST_MAMBA2(X)                                                                                       \
+    RSSM_CUDA_LIST_M2(X, f32, ring, bf16, 4) RSSM_CUDA_LIST_M2(X, f32, rw, bf16, 4)                                    \
+    RSSM_CUDA_LIST_M2(X, f32, ring, any, 4) RSSM_CUDA_LIST_M2(X, f32, rw, any, 4)                                      \
+    RSSM_CUDA_LIST_M2(X, bf16, ring, bf16, 4) RSSM_CUDA_LIST_M2(X, bf16, rw, bf16, 4)                                  \
+    RSSM_CUDA_LIST_M2(X, bf16, ring, any, 4) RSSM_CUDA_LIST_M2(X, bf16, rw, any, 4)                                    \
+    RSSM_CUDA_LIST_M2(X, f16, ring, any, 4) RSSM_CUDA_LIST_M2(X, f16, rw, any, 4)
+#define RSSM_CUDA_LIST_M2(X, st, kind, io, minb)                                                                       \
+    X(mamba2, st, 128, 64, 128, 128, kind, io, 2)                                                                      \
+    X(mamba2, st, 128, 64, 64, 128, kind, io, minb)                                                                    \
+    X(mamba2, st, 128, 64, 16, 128, kind, io, minb)                                                                    \
+    X(mamba2, st, 128, 80, 80, 128, kind, io, minb)                                                                    \
+    X(mamba2, st, 128, 80, 16, 128, kind, io, minb)                                                                    \
+    X(mamba2, st, 128, 32, 128, 128, kind, io, 2)                                                                      \
+    X(mamba2, st, 128, 32, 32, 128, kind, io, minb)                                                                    \
+    X(mamba2, st, 256, 128, 64, 128, kind, io, 2)                                                                      \
+    X(mamba2, st, 256, 128, 32, 128, kind, io, minb)                                                                   \
+    X(mamba2, st, 256, 64, 64, 128, kind, io, 2)                                                                       \
+    X(mamba2, st, 256, 64, 32, 128, kind, io, minb)
 
 #endif

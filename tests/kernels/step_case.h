@@ -1,0 +1,74 @@
+/* One random step: sizes, dtypes, layouts, and all its memory between guard bytes and NaN. */
+#ifndef RSSM_TESTS_KERNELS_STEP_CASE_H_
+#define RSSM_TESTS_KERNELS_STEP_CASE_H_
+
+#include "harness.h"
+
+enum { MAX_ROWS = 32 };
+
+/* What a row of the case is, as the test decided it. slot -1: padding. */
+typedef struct case_row {
+    int64_t slot;
+    int32_t base, count, flush;
+} case_row;
+
+/* The memory of a case by name; the array form lets a test copy and compare all of it. */
+enum {
+    MEM_PACKED, /* q, k, v when packed; else q */
+    MEM_K,
+    MEM_V,
+    MEM_A,
+    MEM_B,
+    MEM_Z,
+    MEM_A_LOG,
+    MEM_DT_BIAS,
+    MEM_D,
+    MEM_OUT,
+    MEM_STATE,
+    MEM_D_CACHE,
+    MEM_K_CACHE,
+    MEM_G_CACHE,
+    MEM_ROWS,
+    MEM_SLOTS,
+    MEM_WRITE_POS,
+    MEM_FORCE,
+    MEM_COUNT
+};
+
+typedef struct step_case {
+    rssm_step step;
+    case_row rows[MAX_ROWS];
+    guarded mem[MEM_COUNT];
+    uint32_t fault;
+} step_case;
+
+/* What a test fixes; 0 = random. */
+typedef struct case_wish {
+    int32_t family, io, state, ring, L, K, V, H, group, B;
+    int32_t all_flush; /* 1: every row flushes; 2: none */
+    int32_t no_padding, out_is_io;
+    int32_t plain;    /* 1: normalised q and k, A_log, dt_bias; no D, z, limits, A */
+    double magnitude; /* of v and the records; 0 = 1 */
+} case_wish;
+
+void step_case_make(step_case *c, random_state *r, const case_wish *wish);
+void step_case_free(step_case *c);
+
+/* The same case in its own memory. */
+void step_case_copy(step_case *to, const step_case *from);
+
+/* What the step must do, in double, by the plain recurrence: checkpoint, then record by record, then the token. Shares
+ * no formula with replay. */
+typedef struct oracle {
+    double *out, *out_scale;     /* [B, HV, V]; scale: the sum of the magnitudes that were added */
+    double *d, *d_scale;         /* [B, HV, V] the token's d, unrounded */
+    double *k;                   /* [B, H, K] */
+    double *g;                   /* [B, HV, K] or [B, HV] what the ring must get: g, or dt */
+    double *state, *state_scale; /* [B, HV, V, K] after the fold (flush rows) */
+    unsigned char *state_unsure; /* [B, HV, V, K] a 16-bit record value lies on a rounding tie */
+} oracle;
+
+void oracle_make(oracle *o, const step_case *c);
+void oracle_free(oracle *o);
+
+#endif
