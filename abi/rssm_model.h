@@ -138,6 +138,7 @@ typedef struct rssm_description {
     int32_t io_dtype, state_dtype, ring_dtype;
     int32_t device_type, device_id;
     int32_t layout_version;
+    int32_t reserved2_;
     uint64_t layout_hash; /* equal on all tensor-parallel ranks of a pipeline stage: they compare it before a token. It
                              does not cover num_slots: with a byte budget take the least over the ranks  */
     const char *layout_text;    /* what was hashed, for a person                                        */

@@ -4,9 +4,10 @@
 #include "parallel.h"
 #include "stats.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -38,15 +39,35 @@ void big_free(void *ptr, int64_t bytes)
         munmap(ptr, (size_t)bytes);
 }
 
+/* One attribute of a CPU's cache as the kernel tells it; 0 = no such file. */
+static int cache_attribute(int cpu, int index, const char *name, const char *format, int64_t *value)
+{
+    char path[128];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cache/index%d/%s", cpu, index, name);
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return 0;
+    int found = fscanf(file, format, value) == 1;
+    fclose(file);
+    return found;
+}
+
+/* A machine may have several: each counts once, at the first CPU that shares it. (What sysconf says is the socket's,
+ * also where a virtual machine has a small part of it.) */
 int64_t last_level_cache_bytes(void)
 {
-    static const int names[] = {_SC_LEVEL4_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        long bytes = sysconf(names[i]);
-        if (bytes > 0)
-            return bytes;
+    int64_t total = 0;
+    for (int cpu = 0; cpu < PARALLEL_MAX_THREADS; cpu++) {
+        int64_t first = cpu, kib = 0, size, sharing;
+        for (int index = 0; cache_attribute(cpu, index, "size", "%" SCNd64 "K", &size); index++) {
+            if (size <= kib || !cache_attribute(cpu, index, "shared_cpu_list", "%" SCNd64, &sharing))
+                continue;
+            kib = size;
+            first = sharing;
+        }
+        total += first == cpu ? 1024 * kib : 0;
     }
-    return 32 << 20; /* the system does not say */
+    return total > 0 ? total : 32 << 20; /* the system does not say */
 }
 
 int bandwidth_create(bandwidth *b, int64_t bytes, int threads)

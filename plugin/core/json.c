@@ -472,12 +472,11 @@ static rssm_status refuse_duplicates(const cJSON *root, hashed_key *keys, rssm_e
 /* ---- building the tree ---- */
 
 /* Copies the text with every bare Infinity marked. Only called when there is one, and after the scan. */
-static const char *mark_infinities(rssm_json *json, const char *text, uint64_t length)
+static const char *mark_infinities(const char *text, uint64_t length)
 {
     char *copy = rssm_json_malloc(length);
     if (!copy)
         return NULL;
-    json->blocks->last = NULL; /* stays */
     memcpy(copy, text, length);
     bool in_string = false;
     for (uint64_t i = 0; i < length; i++) {
@@ -510,7 +509,7 @@ int rssm_json_is_infinity(const cJSON *item)
 
 static rssm_status build(rssm_json *json, const scan *s)
 {
-    const char *text = s->infinities ? mark_infinities(json, s->text, s->length) : s->text;
+    const char *text = s->infinities ? mark_infinities(s->text, s->length) : s->text;
     json->root = text ? cJSON_ParseWithLengthOpts(text, s->length, NULL, 0) : NULL;
     if (!json->root)
         return json->out_of_memory ? rssm_out_of_memory(s->err)

@@ -8,7 +8,8 @@
  *             block; a flush folds the block at once, while it is in the first-level cache
  *   append    the record, unless flushed
  *
- * While it streams the state of this head it asks for the ring rows of the next one.
+ * Memory must never wait for arithmetic: while it computes gates and records it asks for the state, while it streams the
+ * state for the ring rows, inputs and outputs of the next head.
  */
 #include <math.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 
 enum {
     BLOCK_BYTES = 8 << 10, /* of state rows between dot products and fold */
+    HEAD_AHEAD = 8 << 10,  /* of state asked for before the gates */
     CACHE_LINE = 64,
     ALIGN_FLOATS = 16
 };
@@ -249,7 +251,7 @@ static void channel_gates(head *t)
     }
     f->gate(t->g, t->g, t->suffix, how, K);
     memcpy(t->suffix, t->g, (size_t)K * sizeof(float));
-    const char *ahead = state_at(t, 0);
+    const char *ahead = state_at(t, 0) + HEAD_AHEAD;
     for (int64_t j = t->row->count - 1; j >= 0; j--, ahead += K * RECORD_AHEAD) {
         int64_t r = rssm_ring_row(step, t->row, j);
         const char *key = ring_at(step, &step->k_cache, t->row->slot, t->h, K, r);
@@ -395,13 +397,44 @@ static void prefetch_bytes(const char *at, int64_t bytes)
         __builtin_prefetch(at + i, 0, 2);
 }
 
-/* Every `of`-th record of value head hv, from the part-th on: the caller spreads a ring over its blocks. */
+/* The beginning of the head's state: it arrives while the gates are computed. */
+static void prefetch_head(const head *t)
+{
+    int64_t bytes = (int64_t)t->step->V * t->step->K * rssm_cpu_dtype_bytes(t->step->state.dtype);
+    prefetch_bytes(state_at(t, 0), bytes < HEAD_AHEAD ? bytes : HEAD_AHEAD);
+}
+
+static void prefetch_input(const head *t, const rssm_input *input, int64_t index, int64_t n)
+{
+    int64_t element = rssm_cpu_dtype_bytes(input->dtype);
+    prefetch_bytes((const char *)input->data + (t->b * input->row + index) * element, n * element);
+}
+
+/* The inputs and the output of value head hv. */
+static void prefetch_io(const head *t, int64_t hv)
+{
+    const rssm_step *step = t->step;
+    int64_t h = hv / (step->HV / step->H);
+    if (h != t->h) {
+        prefetch_input(t, &step->q, h * step->K, step->K);
+        prefetch_input(t, &step->k, h * step->K, step->K);
+    }
+    prefetch_input(t, &step->v, hv * step->V, step->V);
+    if (t->per_channel)
+        prefetch_input(t, &step->a, hv * step->K, step->K);
+    int64_t element = rssm_cpu_dtype_bytes(step->out_dtype);
+    prefetch_bytes((const char *)step->out + (t->b * step->out_row + hv * step->V) * element, step->V * element);
+}
+
+/* Every `of`-th record of value head hv, from the part-th on, and the row that the token's own record will get: the caller
+ * spreads a ring over its blocks. */
 static void prefetch_ring(const head *t, int64_t hv, int64_t part, int64_t of)
 {
     const rssm_step *step = t->step;
     int64_t h = hv / (step->HV / step->H);
     int64_t element = rssm_cpu_dtype_bytes(rssm_ring_dtype(step));
-    for (int64_t j = part; j < t->row->count; j += of) {
+    int64_t records = t->row->count + !t->row->flush;
+    for (int64_t j = part; j < records; j += of) {
         int64_t r = rssm_ring_row(step, t->row, j);
         prefetch_bytes(ring_at(step, &step->d_cache, t->row->slot, hv, step->V, r), step->V * element);
         if (h != t->h)
@@ -422,6 +455,8 @@ static void read_state(head *t)
         int64_t v = i * rows;
         if (t->hv + 1 < step->HV)
             prefetch_ring(t, t->hv + 1, i, blocks);
+        if (t->hv + 1 < step->HV && i == 0)
+            prefetch_io(t, t->hv + 1);
         do_block(t, v, step->V - v < rows ? step->V - v : rows);
     }
 }
@@ -454,6 +489,7 @@ void rssm_fast_head(rssm_worker *worker, const rssm_step *step, const rssm_row *
 {
     head t = make_head(worker, step, row, b, hv);
     int is_mamba2 = step->family == RSSM_FAMILY_MAMBA2;
+    prefetch_head(&t);
     prepare_key_head(&t, worker);
     load_input(&t, is_mamba2 ? t.d : t.v, &step->v, hv * step->V, step->V);
     if (is_mamba2)

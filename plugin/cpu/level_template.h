@@ -25,12 +25,12 @@ static inline void put_part(float *dst, vf a, int64_t n)
     memcpy(dst, whole, (size_t)n * sizeof(float));
 }
 
-/* e^x to about 1 ulp, over the whole range; NaN stays. x = n ln 2 + r, |r| <= ln 2 / 2, n ln2_high exact; e^r by its
- * series (the first omitted term is 5e-9); 2^n in two factors, so that subnormal results and overflow come out right. */
+/* e^x to about 1 ulp for x <= 88 (beyond: as for 88); 0 below the normal numbers; NaN stays. x = n ln 2 + r with
+ * |r| <= ln 2 / 2 and n * ln2_high exact; e^r by its series, whose first omitted term is 5e-9. */
 static inline vf exp_of(vf x)
 {
-    const float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f;
-    x = vf_min(vf_set1(89.0f), vf_max(vf_set1(-104.0f), x));
+    const float ln2_high = 0.693359375f, ln2_low = -2.12194440e-4f, least = -87.33f;
+    x = vf_min(vf_set1(88.0f), x);
     vf n = vf_round(vf_mul(x, vf_set1(1.44269504f)));
     vf r = vf_fma(n, vf_set1(-ln2_high), x);
     r = vf_fma(n, vf_set1(-ln2_low), r);
@@ -41,9 +41,7 @@ static inline vf exp_of(vf x)
     p = vf_fma(p, r, vf_set1(1.0f / 6));
     p = vf_fma(p, r, vf_set1(0.5f));
     p = vf_fma(vf_mul(p, r), r, r);
-    p = vf_add(p, vf_set1(1.0f));
-    vf half = vf_round(vf_mul(n, vf_set1(0.5f)));
-    return vf_mul(vf_mul(p, vf_pow2(half)), vf_pow2(vf_sub(n, half)));
+    return vf_zero_if_less(x, least, vf_scale2(vf_add(p, vf_set1(1.0f)), n));
 }
 
 /* log(1 + y) for y in 0 .. 1: 2 artanh(y / (2 + y)), whose series in z <= 1/9 has no cancellation. */

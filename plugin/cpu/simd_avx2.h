@@ -51,10 +51,14 @@ static inline vf vf_round(vf a)
 {
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-static inline vf vf_pow2(vf n)
+static inline vf vf_scale2(vf p, vf n)
 {
     __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+static inline vf vf_zero_if_less(vf x, float limit, vf a)
+{
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_LT_OQ), a);
 }
 static inline vf vf_if_negative(vf t, vf a, vf b)
 {

@@ -51,10 +51,13 @@ static inline vf vf_round(vf a)
 {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-static inline vf vf_pow2(vf n)
+static inline vf vf_scale2(vf p, vf n)
 {
-    __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+    return _mm512_scalef_ps(p, n);
+}
+static inline vf vf_zero_if_less(vf x, float limit, vf a)
+{
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), a);
 }
 static inline vf vf_if_negative(vf t, vf a, vf b)
 {

@@ -4,7 +4,9 @@
  *     LANES  vf  vsat                         floats in a vector; the vector; what remembers overflowing stores
  *     vf_set1 add sub mul div fma(a,b,c)=a*b+c
  *     vf_min vf_max                           NaN when the second operand is NaN
- *     vf_abs  vf_round (to integer)  vf_pow2 (2^n of an integral n in -126 .. 127)
+ *     vf_abs  vf_round (to integer)
+ *     vf_scale2(p, n)                         p 2^n for an integral n in -126 .. 127, anything elsewhere
+ *     vf_zero_if_less(x, limit, a)            per lane x < limit ? 0 : a
  *     vf_if_negative(t, a, b)                 per lane t < 0 ? a : b
  *     vf_sum                                  of all lanes, as a tree
  *     vf_load_f32/bf16/fp16, vf_store_f32/bf16/fp16     LANES elements, element alignment; stores as in dtype.h
@@ -20,6 +22,7 @@
 enum { LANES = 4 };
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
+typedef uint32_t vu __attribute__((vector_size(16)));
 typedef uint32_t vsat;
 
 static inline vf vf_set1(float x)
@@ -62,15 +65,20 @@ static inline vf vf_abs(vf a)
 {
     return (vf)((vi)a & 0x7fffffff);
 }
-/* For |a| < 2^22: adding 1.5 * 2^23 leaves no fraction bits. */
+/* For |a| < 2^22, else anything: adding 1.5 * 2^23 leaves no fraction bits. */
 static inline vf vf_round(vf a)
 {
     vf magic = vf_set1(0x1.8p23f);
     return (a + magic) - magic;
 }
-static inline vf vf_pow2(vf n)
+/* n's integer stands in the low bits of n + 1.5 * 2^23: no conversion, which would be undefined for large n. */
+static inline vf vf_scale2(vf p, vf n)
 {
-    return (vf)((__builtin_convertvector(n, vi) + 127) << 23);
+    return p * (vf)(((vu)(n + vf_set1(0x1.8p23f)) + 127u) << 23);
+}
+static inline vf vf_zero_if_less(vf x, float limit, vf a)
+{
+    return (vf)((vi)a & ~(x < vf_set1(limit)));
 }
 static inline vf vf_if_negative(vf t, vf a, vf b)
 {
@@ -87,14 +95,22 @@ static inline vf vf_load_f32(const float *src)
     memcpy(&a, src, sizeof a);
     return a;
 }
+static inline vu vu_load_16(const uint16_t *src)
+{
+    return (vu){src[0], src[1], src[2], src[3]};
+}
 static inline vf vf_load_bf16(const uint16_t *src)
 {
-    vi a = {src[0], src[1], src[2], src[3]};
-    return (vf)(a << 16);
+    return (vf)(vu_load_16(src) << 16);
 }
+/* The exponent is moved from bias 15 to 127 by a multiplication, which also makes subnormals normal; infinity and NaN
+ * get the largest exponent. */
 static inline vf vf_load_fp16(const uint16_t *src)
 {
-    return (vf){rssm_fp16_to_f32(src[0]), rssm_fp16_to_f32(src[1]), rssm_fp16_to_f32(src[2]), rssm_fp16_to_f32(src[3])};
+    vu h = vu_load_16(src), magnitude = (h & 0x7fffu) << 13;
+    vu special = (vu)(magnitude >= (0x7c00u << 13)) & 0x7f800000u;
+    vf a = (vf)magnitude * vf_set1(0x1p112f);
+    return (vf)((vu)a | special | (h & 0x8000u) << 16);
 }
 static inline void vf_store_f32(float *dst, vf a, vsat *saturated)
 {
@@ -103,8 +119,14 @@ static inline void vf_store_f32(float *dst, vf a, vsat *saturated)
 }
 static inline void vf_store_bf16(uint16_t *dst, vf a, vsat *saturated)
 {
-    for (int i = 0; i < LANES; i++)
-        dst[i] = rssm_f32_to_bf16(a[i], saturated);
+    vu u = (vu)a, magnitude = u & 0x7fffffffu;
+    vu is_nan = (vu)(magnitude > 0x7f800000u), is_over = (vu)(magnitude >= 0x7f7f8000u) & ~is_nan;
+    vu r = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+    r = (is_nan & (u >> 16 | 0x40u)) | (is_over & ((u >> 16 & 0x8000u) | 0x7f7fu)) | (~(is_nan | is_over) & r);
+    for (int i = 0; i < LANES; i++) {
+        dst[i] = (uint16_t)r[i];
+        *saturated |= is_over[i] & 1u;
+    }
 }
 static inline void vf_store_fp16(uint16_t *dst, vf a, vsat *saturated)
 {

@@ -51,9 +51,13 @@ static inline vf vf_round(vf a)
 {
     return vrndnq_f32(a);
 }
-static inline vf vf_pow2(vf n)
+static inline vf vf_scale2(vf p, vf n)
 {
-    return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23));
+    return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23)));
+}
+static inline vf vf_zero_if_less(vf x, float limit, vf a)
+{
+    return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a), vcltq_f32(x, vdupq_n_f32(limit))));
 }
 static inline vf vf_if_negative(vf t, vf a, vf b)
 {

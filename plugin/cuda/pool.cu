@@ -2,40 +2,83 @@
 #include "cuda/reset.h"
 #include "step_math.cuh"
 
-/* Grid ceil(B / 256) x 256 threads. rows[b] = {slot, base, count, flush, conv, b, 1, 0}; a padding row has slot -1. */
+/* Reads and moves the cursor of row b's slot: row[0 .. 6] = {slot, base, count, flush, conv, b, 1}; a padding row has
+ * slot -1. */
+DEVICE void begin_row(const rssm_begin &a, int64_t b, int32_t *row)
+{
+    row[0] = -1;
+    row[1] = row[2] = row[3] = row[4] = 0;
+    row[5] = (int32_t)b;
+    row[6] = 1;
+    const int64_t slot = a.slots.data ? load_index(a.slots, b) : b;
+    if (slot < 0 || slot >= a.S || slot == a.pad_slot)
+        return;
+    int32_t *const cursor = a.cursor + slot * a.cursor_slot;
+    const int32_t base = cursor[0], count = cursor[1], conv = cursor[2], shortened = cursor[3];
+    const bool sane = base >= 0 && base < a.R && count >= 0 && count <= a.L && conv >= 0 &&
+                      (a.conv_len > 0 ? conv < a.conv_len : true) && shortened >= 0 && shortened < a.L;
+    if (!sane) {
+        if (a.fault)
+            atomicOr(a.fault, (uint32_t)RSSM_FAULTBIT_CURSOR);
+        return;
+    }
+    const bool flush = count >= a.L - 1 - shortened || (a.force_flush.data && load_index(a.force_flush, b) != 0);
+    row[0] = (int32_t)slot;
+    row[1] = base;
+    row[2] = count;
+    row[3] = flush;
+    row[4] = conv;
+    cursor[0] = flush ? (base + count) % a.R : base;
+    cursor[1] = flush ? 0 : count + 1;
+    cursor[2] = a.conv_len > 0 ? (conv + 1) % a.conv_len : conv;
+    cursor[3] = flush ? 0 : shortened;
+}
+
+/* Grid ceil(B / 256) x 256 threads. rows[b] = {slot, base, count, flush, conv, b, 1, 0}. */
 extern "C" __global__ void __launch_bounds__(256) rssm_step_begin(const __grid_constant__ rssm_begin a)
 {
     const int64_t b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= a.B)
         return;
-    int32_t *const out = a.rows + b * a.rows_row;
-    const int64_t slot = a.slots.data ? load_index(a.slots, b) : b;
-    int32_t row[RSSM_STEP_ROW_WIDTH] = {-1, 0, 0, 0, 0, 0, 0, 0};
-    if (slot >= 0 && slot < a.S && slot != a.pad_slot) {
-        int32_t *const cursor = a.cursor + slot * a.cursor_slot;
-        const int32_t base = cursor[0], count = cursor[1], conv = cursor[2], shortened = cursor[3];
-        const bool sane = base >= 0 && base < a.R && count >= 0 && count <= a.L && conv >= 0 &&
-                          (a.conv_len > 0 ? conv < a.conv_len : true) && shortened >= 0 && shortened < a.L;
-        if (sane) {
-            const bool flush =
-                count >= a.L - 1 - shortened || (a.force_flush.data && load_index(a.force_flush, b) != 0);
-            row[0] = (int32_t)slot;
-            row[1] = base;
-            row[2] = count;
-            row[3] = flush;
-            row[4] = conv;
-            row[5] = (int32_t)b;
-            row[6] = 1;
-            cursor[0] = flush ? (base + count) % a.R : base;
-            cursor[1] = flush ? 0 : count + 1;
-            cursor[2] = a.conv_len > 0 ? (conv + 1) % a.conv_len : conv;
-            cursor[3] = flush ? 0 : shortened;
-        } else if (a.fault) {
-            atomicOr(a.fault, (uint32_t)RSSM_FAULTBIT_CURSOR);
-        }
-    }
+    int32_t row[RSSM_STEP_ROW_WIDTH];
+    begin_row(a, b, row);
+    row[7] = 0;
     for (int i = 0; i < RSSM_STEP_ROW_WIDTH; ++i)
-        out[i] = row[i];
+        a.rows[b * a.rows_row + i] = row[i];
+}
+
+/* One block of 1024 threads: the same, but rows[i][7] = 1 + the row that the i-th blocks of a step shall take, so that
+ * flushing rows, which take longest, start first. They are dealt out from the front, the others from the back. */
+#define ORDER_THREADS 1024
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS)
+    rssm_step_begin_ordered(const __grid_constant__ rssm_begin a)
+{
+    __shared__ int32_t warp_flushes[ORDER_THREADS / 32];
+    const int t = threadIdx.x, w = t >> 5, lane = t & 31;
+    int64_t flushes = 0; /* in earlier chunks */
+    for (int64_t b0 = 0; b0 < a.B; b0 += ORDER_THREADS) {
+        const int64_t b = b0 + t;
+        int32_t row[RSSM_STEP_ROW_WIDTH] = {-1, 0, 0, 0, 0, 0, 0, 0};
+        if (b < a.B) {
+            begin_row(a, b, row);
+            for (int i = 0; i < 7; ++i)
+                a.rows[b * a.rows_row + i] = row[i];
+        }
+        const uint32_t mask = __ballot_sync(0xffffffffu, row[3] != 0);
+        if (lane == 0)
+            warp_flushes[w] = __popc(mask);
+        __syncthreads();
+        int64_t before = flushes + __popc(mask & ((1u << lane) - 1)); /* flushing rows before b */
+        for (int i = 0; i < ORDER_THREADS / 32; ++i) {
+            before += i < w ? warp_flushes[i] : 0;
+            flushes += warp_flushes[i];
+        }
+        if (b < a.B) {
+            const int64_t at = row[3] ? before : a.B - 1 - (b - before);
+            a.rows[at * a.rows_row + 7] = (int32_t)(b + 1);
+        }
+        __syncthreads();
+    }
 }
 
 /* p[bytes] <- 0 by threads t of `threads`: byte by byte up to a 16-byte boundary, then vectors, then the rest. */

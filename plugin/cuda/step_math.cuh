@@ -24,26 +24,26 @@ DEVICE int64_t load_index(const rssm_index &x, int64_t i)
 DEVICE row_info read_row(const rssm_step &s, int64_t row)
 {
     row_info r;
-    int64_t base, count, force;
+    int64_t base, count;
     if (s.rows) {
         const int32_t *p = s.rows + row * s.rows_row;
         r.slot = p[0];
         base = p[1];
         count = p[2];
-        force = p[3];
+        r.flush = p[3] != 0;
     } else {
         r.slot = s.state_indices.data ? load_index(s.state_indices, row) : row;
         base = 0;
         count = s.write_pos.data ? load_index(s.write_pos, row) : 0;
-        force = s.force_flush.data ? load_index(s.force_flush, row) : 0;
+        r.flush = count >= s.L - 1 || (s.force_flush.data && load_index(s.force_flush, row) != 0);
     }
     const bool here = r.slot >= 0 && r.slot < s.S && r.slot != s.pad_slot;
-    const bool sane = count >= 0 && count <= s.L && base >= 0 && base < s.R;
+    /* A row that does not flush stores a record: it needs a ring with room. */
+    const bool sane = count >= 0 && count <= s.L && base >= 0 && base < s.R && (r.flush || (s.L > 1 && count < s.L));
     r.valid = here && sane;
     r.bad = here && !sane;
     r.base = (int)base;
     r.count = s.L == 1 ? 0 : (int)count; /* L = 1: the plain recurrence, no ring */
-    r.flush = count >= s.L - 1 || force != 0;
     return r;
 }
 

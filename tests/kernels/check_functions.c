@@ -150,10 +150,10 @@ static void check_store(const subject *s, int32_t kind)
 
 static double exponent_argument(random_state *r)
 {
-    static const double special[] = {0, -0.0, -87.5, -103.9, -104.1, -200, -1e30, 88.7, 89, 1e-30, -1e-8};
+    static const double special[] = {0, -0.0, -87.2, -103.9, -104.1, -200, -1e30, 88, -(double)INFINITY, 1e-30, -1e-8};
     if (random_between(r, 0, 15) == 0)
         return special[random_between(r, 0, 10)];
-    return random_between(r, 0, 1) ? -20 * random_unit(r) : -104 + 192.7 * random_unit(r);
+    return random_between(r, 0, 1) ? -20 * random_unit(r) : -104 + 192 * random_unit(r);
 }
 
 static void check_exp(const subject *s)
@@ -164,8 +164,8 @@ static void check_exp(const subject *s)
     s->f->exp(at(&g[1]), at(&g[0]), s->n);
     for (int64_t i = 0; i < s->n; i++) {
         double exact = exp(get(&g[0], i)), got = get(&g[1], i);
-        if (exact > 3.4028235e38) {
-            bad += !(isinf(got) && got > 0);
+        if (exact < 0x1p-125) { /* subnormal numbers may be 0 */
+            bad += !(got >= 0 && got < 0x1p-124);
             continue;
         }
         double ulps = fabs(got - exact) / element_ulp(RSSM_DTYPE_FLOAT32, exact);

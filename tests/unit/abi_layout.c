@@ -137,6 +137,7 @@ FIELD(rssm_description, ring_dtype, 172);
 FIELD(rssm_description, device_type, 176);
 FIELD(rssm_description, device_id, 180);
 FIELD(rssm_description, layout_version, 184);
+FIELD(rssm_description, reserved2_, 188);
 FIELD(rssm_description, layout_hash, 192);
 FIELD(rssm_description, layout_text, 200);
 FIELD(rssm_description, ring_reason, 208);

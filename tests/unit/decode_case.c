@@ -143,7 +143,7 @@ static void init_plugin(dc_case *c)
         engines[o->engine].init_flag | (o->spread ? RSSM_INIT_SPREAD_FLUSH : 0) | (o->conv ? RSSM_INIT_CONV_STATE : 0);
     args.cpu_level = engines[o->engine].cpu_level;
     args.has_pad_slot = o->has_pad_slot;
-    args.pad_slot = o->pad_slot;
+    args.pad_slot = o->has_pad_slot ? o->pad_slot : 0;
     if (o->json) {
         args.dims = NULL;
         args.config_json = o->json;

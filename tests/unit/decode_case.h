@@ -55,7 +55,7 @@ typedef struct dc_options {
     bool misaligned;                       /* inputs, weights and out one element off; needs spec.row_gap > 0 */
     bool no_ring;                          /* L = 1: no ring tensors in the call */
     bool has_pad_slot;
-    int64_t pad_slot;
+    int64_t pad_slot; /* only with has_pad_slot */
     bool spread;
     bool conv;        /* RSSM_INIT_CONV_STATE, width 4 */
     const char *json; /* the model from a config.json of the same sizes as spec */

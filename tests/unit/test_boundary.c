@@ -691,6 +691,8 @@ START_TEST(test_model_sources)
     args.config_path = "/";
     REFUSED(init_and_drop(&args, e), RSSM_ERR_ARGUMENT, "exactly one");
     args.config_json = NULL;
+    REFUSED(init_and_drop(&args, e), RSSM_ERR_ARGUMENT, "config_json");
+    args.config_json_len = 0;
     REFUSED(init_and_drop(&args, e), RSSM_ERR_IO, "/");
     args.config_path = "/nowhere/config.json";
     REFUSED(init_and_drop(&args, e), RSSM_ERR_IO, "/nowhere/config.json");
@@ -700,11 +702,12 @@ START_TEST(test_model_sources)
     REFUSED(init_and_drop(&args, e), RSSM_ERR_IO, "/dev/null");
     rssm_init_args with_dims = plain_args();
     with_dims.config_json = kda_config;
+    with_dims.config_json_len = sizeof(kda_config) - 1;
     REFUSED(init_and_drop(&with_dims, e), RSSM_ERR_ARGUMENT, "exactly one");
     args.config_path = NULL;
     args.config_json = kda_config;
     args.config_json_len = 0;
-    REFUSED(init_and_drop(&args, e), RSSM_ERR_JSON, "");
+    REFUSED(init_and_drop(&args, e), RSSM_ERR_ARGUMENT, "config_json_len");
     args.config_json_len = 40; /* need not be terminated: cut in the middle */
     REFUSED(init_and_drop(&args, e), RSSM_ERR_JSON, "");
     args.config_json_len = sizeof(kda_config); /* with its zero byte: trailing */
@@ -1335,7 +1338,7 @@ static int fragile_life(failing *f, bool from_json, uint64_t *hash)
     rssm_dims dims = h_dims(&spec);
     rssm_init_args args = h_init_args(&spec, from_json ? NULL : &dims);
     args.config_json = from_json ? kda_config : NULL;
-    args.config_json_len = sizeof(kda_config) - 1;
+    args.config_json_len = from_json ? sizeof(kda_config) - 1 : 0;
     args.allocator = &allocator;
     args.io_dtype = RSSM_DTYPE_BFLOAT16;
     args.max_batch = 64;

@@ -156,9 +156,10 @@ typedef struct good_case {
     RSSM_FAMILY_GDN, (int32_t)sizeof(map) - 1, map, 2, 4, 96, 192, 4, bound, beta, 0, io, state
 #define MAMBA_IS(map, nh, dim, dt_max, state) \
     RSSM_FAMILY_MAMBA2, (int32_t)sizeof(map) - 1, map, 2, nh, 32, dim, 4, 0, 1, dt_max, RSSM_DTYPE_BFLOAT16, state
-#define F32  RSSM_DTYPE_FLOAT32
-#define BF16 RSSM_DTYPE_BFLOAT16
-#define F16  RSSM_DTYPE_FLOAT16
+#define TEN_ARRAYS "[],[],[],[],[],[],[],[],[],[]"
+#define F32        RSSM_DTYPE_FLOAT32
+#define BF16       RSSM_DTYPE_BFLOAT16
+#define F16        RSSM_DTYPE_FLOAT16
 
 static const good_case good[] = {
     /* KDA: lists counted from 1, from 0, from elsewhere */
@@ -216,6 +217,10 @@ static const good_case good[] = {
     {"{'num_hidden_layers':8,'text_config':" GDN("") "}", GDN_IS("11101110", 0, 1, BF16, F32), NULL, NULL},
     {"\xEF\xBB\xBF " GDN(",'\\u00e9\\ud83d\\ude00':'\xF0\x9F\x98\x80',"
                          "'x':[-0,1E5,0.5e-3,{},[]],'y':Infinity,'z':-Infinity") "\n\t ",
+     GDN_IS("11101110", 0, 1, BF16, F32), NULL, NULL},
+    /* brackets and infinities in strings, escaped quotes, more siblings than levels */
+    {GDN(",'x':'[[{\\\"Infinity, -Infinity\\\\','y':Infinity,'z':[" TEN_ARRAYS "," TEN_ARRAYS "," TEN_ARRAYS
+         "," TEN_ARRAYS "," TEN_ARRAYS "," TEN_ARRAYS "," TEN_ARRAYS "]"),
      GDN_IS("11101110", 0, 1, BF16, F32), NULL, NULL},
     {"{'num_hidden_layers':8.0,'linear_num_key_heads':2e0,'linear_num_value_heads':4,'linear_key_head_dim':0.96e2,"
      "'linear_value_head_dim':192,'linear_conv_kernel_dim':4}",

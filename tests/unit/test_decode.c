@@ -901,31 +901,41 @@ START_TEST(b70_flushes_are_counted)
 }
 END_TEST
 
-static Suite *suite(void)
+static void add(Suite *s, const char *name, const TTest *const *const *tests, size_t count)
 {
-    Suite *s = suite_create("decode");
-    TCase *t = tcase_create("decode");
+    TCase *t = tcase_create(name);
     tcase_set_timeout(t, 240);
-    static const TTest *const *const tests[] = {&bar_S_of_real_sizes,
-                                                &bar_T,
-                                                &bar_D,
-                                                &b31_padding_rows,
-                                                &forms_give_the_same_bits,
-                                                &threads_give_the_same_bits,
-                                                &b46_an_append_overwrites_no_live_row,
-                                                &b56_forced_flush_at_write_pos_3,
-                                                &b49_reset_after_a_tenant_of_nan,
-                                                &duplicate_slots_harm_nobody_else,
-                                                &b15_saturation_and_the_fault_word,
-                                                &b43_offsets_beyond_31_bits,
-                                                &L_1_is_the_plain_recurrence,
-                                                &L_1_without_a_ring_refuses_records,
-                                                &the_state_does_not_depend_on_when_it_is_flushed,
-                                                &b70_flushes_are_counted};
-    tcase_add_loop_test(t, bar_S_of_every_dtype, 0, DC_NUM_ENGINES * NUM_RING_LENGTHS);
-    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
+    for (size_t i = 0; i < count; i++)
         tcase_add_loop_test(t, *tests[i], 0, DC_NUM_ENGINES);
     suite_add_tcase(s, t);
+}
+
+#define ADD(name, tests) add(s, name, tests, sizeof(tests) / sizeof((tests)[0]))
+
+static Suite *suite(void)
+{
+    static const TTest *const *const sizes[] = {&bar_S_of_real_sizes, &L_1_is_the_plain_recurrence,
+                                                &L_1_without_a_ring_refuses_records};
+    static const TTest *const *const long_runs[] = {&bar_T, &bar_D};
+    static const TTest *const *const same_bits[] = {&forms_give_the_same_bits, &threads_give_the_same_bits,
+                                                    &b43_offsets_beyond_31_bits};
+    static const TTest *const *const memory[] = {&b31_padding_rows,
+                                                 &b46_an_append_overwrites_no_live_row,
+                                                 &b56_forced_flush_at_write_pos_3,
+                                                 &b49_reset_after_a_tenant_of_nan,
+                                                 &duplicate_slots_harm_nobody_else,
+                                                 &b15_saturation_and_the_fault_word,
+                                                 &the_state_does_not_depend_on_when_it_is_flushed,
+                                                 &b70_flushes_are_counted};
+    Suite *s = suite_create("decode");
+    TCase *t = tcase_create("bar S");
+    tcase_set_timeout(t, 240);
+    tcase_add_loop_test(t, bar_S_of_every_dtype, 0, DC_NUM_ENGINES * NUM_RING_LENGTHS);
+    suite_add_tcase(s, t);
+    ADD("sizes", sizes);
+    ADD("memory", memory);
+    ADD("same bits", same_bits);
+    ADD("long runs", long_runs);
     return s;
 }
 

@@ -415,6 +415,64 @@ START_TEST(scale_override)
 }
 END_TEST
 
+/* One token forgets nearly everything, the next ones little: sums of gates from the newest on keep the small ones exact, a
+ * difference of sums from the oldest on would lose them beside the large one. */
+START_TEST(gates_of_very_different_sizes)
+{
+    LOOP_HEAD
+    const int64_t slots[3] = {2, 0, 1};
+    dc_worst worst = {0};
+    for (int i = 0; i < 12; i++) {
+        dc_options o = {.engine = _i};
+        o.spec = (h_spec){.family = KDA + i % 3, .io = F32, .L = 16, .K = 16, .V = 8, .S = 3, .drafts = i < 6 ? 0 : 3};
+        dc_case *c = dc_new(&o, (uint64_t)i);
+        for (int s = 0; s < 24; s++) {
+            dc_poison(c);
+            dc_begin(c, slots, NULL);
+            dc_randomise(c);
+            for (int64_t x = 0; x < c->spec.B * dc_inner(c, DC_A); x++)
+                c->in[DC_A][x] = s % 5 == i % 5 ? h_uniform(&c->random, 300, 2000) : h_uniform(&c->random, -3, -1);
+            /* Without a state the output is d (k.q): no k.q near 0, whose relative error says nothing about gates. */
+            for (int64_t x = 0; x < c->spec.B * dc_inner(c, DC_Q); x++)
+                c->in[DC_Q][x] = c->in[DC_K][x] + .3 * c->in[DC_Q][x];
+            dc_put_inputs(c, 0);
+            dc_merge(&worst, dc_decode_checked(c, 0));
+        }
+        dc_free(c);
+    }
+    dc_print_worst("gates_of_very_different_sizes", _i, worst);
+}
+END_TEST
+
+/* g beyond float32: the state before the token is gone, and nothing becomes NaN. */
+START_TEST(a_gate_that_forgets_everything)
+{
+    LOOP_HEAD
+    for (int32_t family = KDA; family <= GDN; family++) {
+        dc_options o = plain(family, _i);
+        o.no_norm = o.has_scale = true;
+        o.scale = 1;
+        dc_case *c = dc_new(&o, 1);
+        set_all(c->weights[DC_A_LOG], 1, 20);
+        set_all(c->weights[DC_DT_BIAS], dc_weight_size(c, DC_DT_BIAS), 0);
+        set_all(c->in[DC_Q], 4, .5);
+        set_all(c->in[DC_K], 4, 1);
+        set_all(c->in[DC_V], 6, 3);
+        set_all(c->in[DC_B], 1, 0);
+        for (int s = 0; s < 9; s++) {
+            set_all(c->in[DC_A], dc_inner(c, DC_A), s % 2 ? 3e38 : 1e6);
+            step(c, 0);
+            for (int64_t i = 0; i < 6; i++)
+                near(dc_out(c, 0, 0, i), .5 * 3 * 2, 1e-6, "beta v (k.q)");
+        }
+        step(c, 1);
+        for (int64_t i = 0; i < dc_pool_inner(c, DC_POOL_STATE); i++)
+            near(state_at(c, i), .5 * 3, 1e-6, "beta v k");
+        dc_free(c);
+    }
+}
+END_TEST
+
 /* ---- Mamba-2 ---------------------------------------------------------------------------------------------------- */
 
 /* The dt in the ring, and the decay that goes with it. */
@@ -603,6 +661,8 @@ static Suite *suite(void)
                                                 &b29_state_is_value_by_key,
                                                 &b11_b12_heads_are_grouped,
                                                 &scale_override,
+                                                &gates_of_very_different_sizes,
+                                                &a_gate_that_forgets_everything,
                                                 &b13_dt_is_clamped_to_the_limit_only,
                                                 &b13_config_time_step_min_does_not_clamp,
                                                 &mamba2_dt_softplus_and_bias,

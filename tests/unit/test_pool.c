@@ -1186,10 +1186,7 @@ START_TEST(test_pool_foreign_roles)
         pool->roles[RSSM_T_COUNT + foreign[i]] = NULL;
     }
     pool->args.num_roles = RSSM_T_CURSOR; /* ends before the cursor */
-    for (int layer = 1; layer < LAYERS; layer++)
-        memmove(&pool->roles[layer * RSSM_T_CURSOR], &pool->roles[layer * RSSM_T_COUNT],
-                RSSM_T_CURSOR * sizeof(pool->roles[0]));
-    refuse(plugin, &pool->args, RSSM_ERR_MISSING, RSSM_T_CURSOR, "`cursor`");
+    refuse(plugin, &pool->args, RSSM_ERR_ARGUMENT, RSSM_T_NONE, "num_roles");
     h_teardown(&plugin);
     host_pool_free(pool);
 }

@@ -277,6 +277,8 @@ static bool make_rank(h_call *call, const h_role *role, int variant, expectation
     for (int i = tensor->t.ndim; i < tensor->t.ndim + 2; i++)
         tensor->shape[i] = 1;
     tensor->t.ndim += changes[variant];
+    if (role->place == H_WEIGHT && changes[variant] > 0) /* weights may carry dims of 1 ... */
+        tensor->shape[tensor->t.ndim - 1] = 2;           /* ... but not of 2 */
     return expect_shape(call, role, want);
 }
 
@@ -878,6 +880,32 @@ START_TEST(test_page_wraps)
 }
 END_TEST
 
+/* What lies in the gaps of a strided tensor shares nothing with it, whatever stride a single row or slot claims. */
+START_TEST(test_in_the_gap)
+{
+    static const int64_t strides[] = {0, 1, -77, INT64_MIN, INT64_MAX, 4096, -2072 /* - one row and gap */};
+    h_spec spec = spec_for(RSSM_FAMILY_GDN, NULL);
+    spec.S = 1;
+    spec.B = 2;
+    spec.row_gap = 4096;
+    rssm_plugin *plugin = prepared(&spec);
+    h_call *call = h_call_new(&spec, 3);
+    h_tensor *state = &call->tensors[RSSM_T_STATE], *packed = &call->tensors[RSSM_T_MIXED_QKV];
+    use_strides(state);
+    state->strides[0] = strides[_i];
+    char *gap = (char *)packed->t.data + 512; /* a row has 96 bytes, the gap 8192 */
+    state->t.data = gap;
+    rssm_error err = h_error();
+    ck_assert_msg(h_api()->validate(plugin, &call->args, &err) == RSSM_OK, "in the gap: %s", err.message);
+    state->t.data = gap - 432; /* over the last 16 bytes of row 0 */
+    ck_assert_int_eq(h_api()->validate(plugin, &call->args, NULL), RSSM_ERR_OVERLAP);
+    state->t.data = (char *)packed->t.data + 8288 - 256; /* from the gap into row 1 */
+    ck_assert_int_eq(h_api()->validate(plugin, &call->args, NULL), RSSM_ERR_OVERLAP);
+    h_call_free(call);
+    h_teardown(&plugin);
+}
+END_TEST
+
 /* ---- the cases that this project starts from -------------------------------------------------------------------- */
 
 typedef struct named_case {
@@ -1007,7 +1035,7 @@ static const named_case named_cases[] = {
      64,
      63,
      "`d_cache` must have shape [slots, HV, L, V] = [64, 32, 16, 128]; got [63, 32, 16, 128]",
-     "number of slots"},
+     "`state` has 64 slots"},
 };
 
 /* The call of rank 0 of tp ranks, with 64 slots; its memory holds one. */
@@ -1335,6 +1363,18 @@ static void change_single_strides(h_call *call)
             call->tensors[role->role].strides[i] = -77;
 }
 
+/* [1, 1, HV, 1], as checkpoints have them. */
+static void change_ones(h_call *call)
+{
+    FOR_ROLES(call, role)
+    if (role->place == H_WEIGHT) {
+        h_tensor *tensor = &call->tensors[role->role];
+        const int64_t shape[] = {1, 1, tensor->shape[0], 1};
+        memcpy(tensor->shape, shape, sizeof(shape));
+        tensor->t.ndim = 4;
+    }
+}
+
 static void change_longer_array(h_call *call)
 {
     call->args.num_tensors = H_NUM_ROLES;
@@ -1375,6 +1415,7 @@ static const accepted_form accepted_forms[] = {
     {"flat inner dims with strides", change_flat_strides},
     {"byte_offset", change_offset},
     {"any stride where there is one entry", change_single_strides},
+    {"weights with dims of 1", change_ones},
     {"longer role array", change_longer_array},
     {"RSSM_SKIP_VALIDATE", change_skip_validate},
     {"RSSM_CHECK_DEEP", change_deep},
@@ -1550,7 +1591,10 @@ START_TEST(test_empty)
     if (call->tensors[role->role].bytes == 0)
         call->tensors[role->role].t.data = NULL;
     decode_well(plugin, call, "empty");
-    if (_i & 2) /* every row is a padding row */
+    if (_i & 2) /* every row is a padding row, and step_begin would have said so */
+        for (int64_t b = 0; b < call->spec.B && !spec.host_pos; b++)
+            h_set(&call->tensors[RSSM_T_ROWS].t, b, 0, 0, 0, -1);
+    if (_i & 2)
         for (int64_t b = 0; b < call->spec.B; b++)
             ck_assert(h_get(&call->tensors[RSSM_T_OUT].t, b, 3, 6, 0) == 0);
     call->args.flags = RSSM_CHECK_DEEP;
@@ -1679,13 +1723,17 @@ static const deep_case deep_cases[] = {
     {"slot twice", false, 0, {0, 1, 2, 3, 4, 1}, RSSM_ERR_VALUE, RSSM_T_ROWS, "slot 1 twice, in rows 1 and 5"},
     {"slot 0 twice", false, 0, {1, 0, 2, 0, 4, 5}, RSSM_ERR_VALUE, RSSM_T_ROWS, "slot 0 twice, in rows 1 and 3"},
     {"-1 twice", false, 0, {-1, 1, 2, -1, 4, 5}, RSSM_OK, 0, ""},
-    {"beyond the slots twice", false, 0, {9, 1, 2, 9, 4, INT32_MAX}, RSSM_OK, 0, ""},
     {"pad slot twice", false, 0, {8, 1, 2, 8, 4, 5}, RSSM_OK, 0, ""},
+    {"slot S", false, 0, {0, 1, 2, 9, 4, 5}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 3 (slot 9)"},
+    {"slot -2", false, 0, {-2, 1, 2, 3, 4, 5}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 0 (slot -2)"},
     {"base -1", false, 1, {0, 0, -1, 0, 0, 0}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 2: base -1"},
     {"base R", false, 1, {0, 3, 0, 0, 0, 0}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 1: base 3"},
     {"base R - 1", false, 1, {0, 2, 1, 0, 0, 0}, RSSM_OK, 0, ""},
     {"count -1", false, 2, {0, 0, 0, -1, 0, 0}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 3: count -1"},
     {"count above L", false, 2, {0, 0, 0, 0, 0, 4}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 5: count 4"},
+    {"flush 2", false, 3, {0, 1, 2, 0, 0, 0}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 2"},
+    {"start of another row", false, 5, {0, 1, 2, 3, 5, 4}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 4"},
+    {"two tokens", false, 6, {1, 1, 1, 1, 1, 2}, RSSM_ERR_VALUE, RSSM_T_ROWS, "row 5"},
     {"indices apart", true, 0, {5, 4, 3, 2, 1, 0}, RSSM_OK, 0, ""},
     {"index twice", true, 0, {3, 4, 3, 2, 1, 0}, RSSM_ERR_VALUE, RSSM_T_STATE_INDICES, "slot 3 twice, in rows 0 and 2"},
     {"index -1 twice", true, 0, {-1, 4, -1, 2, 1, 0}, RSSM_OK, 0, ""},
@@ -1746,12 +1794,39 @@ START_TEST(test_deep)
 }
 END_TEST
 
+/* Without state_indices row b is slot b: the pad slot's row, whatever its write_pos, is padding, and more rows than slots
+ * cannot be meant. */
+START_TEST(test_no_indices)
+{
+    h_spec spec = spec_for(RSSM_FAMILY_KDA, NULL);
+    spec.host_pos = true;
+    spec.B = 9;
+    rssm_plugin *plugin = deep_plugin(&spec, true);
+    h_call *call = h_call_new(&spec, 29);
+    call->roles[RSSM_T_STATE_INDICES] = NULL;
+    call->args.flags = RSSM_CHECK_DEEP;
+    h_set(&call->tensors[RSSM_T_WRITE_POS].t, 8, 0, 0, 0, 1000);
+    decode_well(plugin, call, "row 8 is the pad slot's");
+    ck_assert(h_get(&call->tensors[RSSM_T_OUT].t, 8, 0, 0, 0) == 0);
+    h_call_free(call);
+    spec.B = 10;
+    call = h_call_new(&spec, 29);
+    call->roles[RSSM_T_STATE_INDICES] = NULL;
+    expectation want = {.status = RSSM_ERR_MISSING, .role = RSSM_T_STATE_INDICES, .dim = -1};
+    expect_numbers(&want, 9, 10);
+    say(&want, 0, "`state_indices`");
+    refuse(plugin, call, &want, "10 rows of 9 slots");
+    h_call_free(call);
+    h_teardown(&plugin);
+}
+END_TEST
+
 /* A padding row's cursor is nobody's business, in whichever way the row is padding. */
 START_TEST(test_deep_padding_cursor)
 {
-    static const int64_t padding[] = {-1, 9, 8 /* the pad slot */};
+    static const int64_t padding[] = {-1, 8 /* the pad slot */, 9 /* no slot: in the host's indices */};
     h_spec spec = spec_for(RSSM_FAMILY_KDA, NULL);
-    spec.host_pos = _i & 1;
+    spec.host_pos = !(_i & 1);
     rssm_plugin *plugin = deep_plugin(&spec, true);
     h_call *call = h_call_new(&spec, 29);
     if (spec.host_pos) {
@@ -1988,6 +2063,7 @@ int main(void)
     add(suite, "inputs may share", test_inputs_share, 3);
     add(suite, "paged pools", test_paged_pool, 3);
     add(suite, "pages that wrap", test_page_wraps, 1);
+    add(suite, "in the gap", test_in_the_gap, 7);
     add(suite, "named cases", test_named_case, COUNT(named_cases));
     add(suite, "g_cache not float32", test_g_cache_not_float32, 1);
     add(suite, "different devices", test_tensors_on_different_devices, 1);
@@ -2004,7 +2080,8 @@ int main(void)
     add(suite, "row stride 0", test_broadcast_rows, 3);
     add(suite, "ring with draft rows", test_draft_ring, 3);
     add(suite, "deep", test_deep, 4 * COUNT(deep_cases));
-    add(suite, "deep, padding rows", test_deep_padding_cursor, 6);
+    add(suite, "deep, padding rows", test_deep_padding_cursor, 5);
+    add(suite, "no state_indices", test_no_indices, 1);
     add(suite, "deep, int64 values", test_deep_wide_values, 1);
     add(suite, "deep before prepare", test_deep_needs_prepare, 1);
     add(suite, "step_begin, each defect", test_begin_defects, 2);
