@@ -362,8 +362,7 @@ static void find_span(rssm_plugin *p)
     int64_t count = (int64_t)p->rank.num_linear * p->layout.num_tensors;
     for (int64_t i = 0; i < count; i++) {
         const DLTensor *t = &p->views[i].tensor;
-        uintptr_t first = (uintptr_t)t->data,
-                  end = first + (uintptr_t)(t->shape[0] * t->strides[0] * t->dtype.bits / 8);
+        uintptr_t first = (uintptr_t)t->data, end = first + (uintptr_t)rssm_tensor_bytes(t);
         if (t->data && first < p->pool_first)
             p->pool_first = first;
         if (t->data && end > p->pool_end)

@@ -20,9 +20,10 @@ static int64_t compact_stride(const DLTensor *t, int dim)
     return stride;
 }
 
+/* Of a single row any stride is given; it means nothing. */
 int64_t rssm_tensor_stride0(const DLTensor *t)
 {
-    return t->strides ? t->strides[0] : compact_stride(t, 0);
+    return t->strides && t->shape[0] > 1 ? t->strides[0] : compact_stride(t, 0);
 }
 
 rssm_index rssm_index_of(const DLTensor *t)

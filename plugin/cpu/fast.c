@@ -221,9 +221,10 @@ static void prepare_key_head(head *t, rssm_worker *worker)
     worker->cached_head = t->h;
 }
 
-static float softplus(float x)
+/* One or two a head, so in double: in float32 the sum a + dt_bias alone costs x's last bits, 1e-6 of g at x = -20. */
+static double softplus(double x)
 {
-    return x > 20 ? x : log1pf(expf(x));
+    return x > 20 ? x : log1p(exp(x));
 }
 
 static float sigmoid(float x)
@@ -231,9 +232,17 @@ static float sigmoid(float x)
     return 1 / (1 + expf(-x));
 }
 
-static float gate_rate(const head *t)
+static double gate_rate(const head *t)
 {
-    return t->step->A_log.data ? expf(input_at(&t->step->A_log, 0, t->hv)) : 1;
+    return t->step->A_log.data ? exp((double)input_at(&t->step->A_log, 0, t->hv)) : 1;
+}
+
+/* a + dt_bias, or dt + dt_bias, of a head with one gate. */
+static double biased_gate_input(const head *t)
+{
+    const rssm_step *step = t->step;
+    double bias = step->dt_bias.data ? (double)input_at(&step->dt_bias, 0, t->hv) : 0;
+    return (double)input_at(&step->a, t->b, t->hv) + bias;
 }
 
 /* KDA: K gates of the token, then the records from the newest to the oldest. */
@@ -242,7 +251,7 @@ static void channel_gates(head *t)
     const rssm_step *step = t->step;
     const rssm_cpu_kernels *f = t->kernels;
     int64_t K = step->K;
-    rssm_gate how = {.rate = gate_rate(t), .bound = step->flags & RSSM_STEP_HAS_BOUND ? step->lower_bound : 0};
+    rssm_gate how = {.rate = (float)gate_rate(t), .bound = step->flags & RSSM_STEP_HAS_BOUND ? step->lower_bound : 0};
     load_input(t, t->g, &step->a, t->hv * K, K);
     memset(t->suffix, 0, (size_t)K * sizeof(float));
     if (step->dt_bias.data) {
@@ -271,11 +280,8 @@ static void mamba2_scalars(head *t)
 {
     const rssm_step *step = t->step;
     float a = input_at(&step->A_log, 0, t->hv);
-    float dt = input_at(&step->a, t->b, t->hv);
-    if (step->dt_bias.data)
-        dt += input_at(&step->dt_bias, 0, t->hv);
-    if (step->flags & RSSM_STEP_DT_SOFTPLUS)
-        dt = softplus(dt);
+    double x = biased_gate_input(t);
+    float dt = (float)(step->flags & RSSM_STEP_DT_SOFTPLUS ? softplus(x) : x);
     dt = dt < step->dt_min ? step->dt_min : dt;
     t->dt = dt > step->dt_max ? step->dt_max : dt;
     t->mamba_rate = step->flags & RSSM_STEP_A_IS_DECAY ? a : -expf(a);
@@ -285,10 +291,10 @@ static void mamba2_scalars(head *t)
 static float head_gate(const head *t)
 {
     const rssm_step *step = t->step;
-    float x = input_at(&step->a, t->b, t->hv) + (step->dt_bias.data ? input_at(&step->dt_bias, 0, t->hv) : 0);
+    double x = biased_gate_input(t), rate = gate_rate(t);
     if (step->flags & RSSM_STEP_HAS_BOUND)
-        return step->lower_bound * sigmoid(gate_rate(t) * x);
-    return -gate_rate(t) * softplus(x);
+        return (float)((double)step->lower_bound / (1 + exp(-rate * x)));
+    return (float)(-rate * softplus(x));
 }
 
 /* GDN, Mamba-2: one gate; the records' weights exp(suffix) in one go, weight[count] is the state's. */

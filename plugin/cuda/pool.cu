@@ -47,36 +47,48 @@ extern "C" __global__ void __launch_bounds__(256) rssm_step_begin(const __grid_c
         a.rows[b * a.rows_row + i] = row[i];
 }
 
-/* One block of 1024 threads: the same, but rows[i][7] = 1 + the row that the i-th blocks of a step shall take, so that
- * flushing rows, which take longest, start first. They are dealt out from the front, the others from the back. */
+/* One block of 1024 threads: the same, but rows[i][7] = 1 + the row that the i-th blocks of a step shall take. Flushing
+ * rows take longest: they are spread evenly, since reads and writes then overlap, but kept from the last rows, whose
+ * blocks end a launch. */
 #define ORDER_THREADS 1024
+#define ORDER_TAIL    40 /* rows without a flush at the end */
 extern "C" __global__ void __launch_bounds__(ORDER_THREADS)
     rssm_step_begin_ordered(const __grid_constant__ rssm_begin a)
 {
     __shared__ int32_t warp_flushes[ORDER_THREADS / 32];
     const int t = threadIdx.x, w = t >> 5, lane = t & 31;
-    int64_t flushes = 0; /* in earlier chunks */
+    int64_t flushes = 0;
     for (int64_t b0 = 0; b0 < a.B; b0 += ORDER_THREADS) {
         const int64_t b = b0 + t;
-        int32_t row[RSSM_STEP_ROW_WIDTH] = {-1, 0, 0, 0, 0, 0, 0, 0};
+        int32_t row[RSSM_STEP_ROW_WIDTH] = {0, 0, 0, 0, 0, 0, 0, 0};
         if (b < a.B) {
             begin_row(a, b, row);
             for (int i = 0; i < 7; ++i)
                 a.rows[b * a.rows_row + i] = row[i];
         }
-        const uint32_t mask = __ballot_sync(0xffffffffu, row[3] != 0);
+        flushes += __syncthreads_count(row[3] != 0);
+    }
+    /* The f-th flushing row takes place f * period, the others the places between, in their order. */
+    const int64_t period = flushes > 0 ? max((int64_t)1, (a.B - ORDER_TAIL) / flushes) : 1, others = period - 1;
+    int64_t seen = 0; /* flushing rows in earlier chunks */
+    for (int64_t b0 = 0; b0 < a.B; b0 += ORDER_THREADS) {
+        const int64_t b = b0 + t;
+        const bool flush = b < a.B && a.rows[b * a.rows_row + 3] != 0;
+        const uint32_t mask = __ballot_sync(0xffffffffu, flush);
         if (lane == 0)
             warp_flushes[w] = __popc(mask);
         __syncthreads();
-        int64_t before = flushes + __popc(mask & ((1u << lane) - 1)); /* flushing rows before b */
+        int64_t f = seen + __popc(mask & ((1u << lane) - 1)); /* flushing rows before b */
         for (int i = 0; i < ORDER_THREADS / 32; ++i) {
-            before += i < w ? warp_flushes[i] : 0;
-            flushes += warp_flushes[i];
+            f += i < w ? warp_flushes[i] : 0;
+            seen += warp_flushes[i];
         }
-        if (b < a.B) {
-            const int64_t at = row[3] ? before : a.B - 1 - (b - before);
+        const int64_t n = b - f; /* other rows before b */
+        const int64_t at = flush                  ? f * period
+                           : n < flushes * others ? n / others * period + 1 + n % others
+                                                  : n + flushes;
+        if (b < a.B)
             a.rows[at * a.rows_row + 7] = (int32_t)(b + 1);
-        }
         __syncthreads();
     }
 }

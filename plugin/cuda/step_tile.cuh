@@ -219,11 +219,12 @@ DEVICE void store_terms(uint16_t *p, int stride, const float *x)
 }
 
 /* Row of the call that this block works on. step_begin may leave in rows[i][7] which row the i-th blocks shall take, plus
- * one: rows that flush come first, so that no long block starts last. */
+ * one: rows that flush come early, so that no long block starts last. A large batch has no use for it: there the flushes
+ * hide behind other blocks, and one more dependent load costs more than the end of the launch. */
 DEVICE int64_t block_row(const rssm_step &s)
 {
     const int64_t i = (int64_t)blockIdx.z * 65535 + blockIdx.y;
-    if (s.rows && s.B >= RSSM_CUDA_ORDER_MIN && i < s.B) {
+    if (s.rows && s.B >= RSSM_CUDA_ORDER_MIN && s.B <= RSSM_CUDA_ORDER_MAX && i < s.B) {
         const int32_t first = s.rows[i * s.rows_row + 7];
         if (first > 0 && first <= s.B)
             return first - 1;
@@ -273,10 +274,14 @@ DEVICE void step_tile(const rssm_step &s)
 
     const int t = threadIdx.x, w = t >> 5, lane = t & 31, r = lane >> 3, c = lane & 7;
     const int row0 = blockIdx.x * VT + w * WR; /* the warp's first row of [HV * V] */
-    const int hv = row0 / V, hb = w * WR / HEAD, h = hv / (s.HV / s.H);
+    const int hv = row0 / V, hb = w * WR / HEAD;
     const int64_t row = block_row(s);
     if (row >= s.B)
         return;
+    /* 1. The slot is what everything waits for. q and k fill the time until it is known; all other inputs come after the
+     * state has been asked for. */
+    const row_raw raw = load_row(s, row);
+    const int h = (int)((uint32_t)hv * (uint32_t)s.H / (uint32_t)s.HV); /* key head */
 
     const int q_dtype = DT ? DT : s.q.dtype, k_in_dtype = DT ? DT : s.k.dtype, v_dtype = DT ? DT : s.v.dtype;
     const int a_dtype = DT ? DT : s.a.dtype, b_dtype = DT ? DT : s.b.dtype, z_dtype = DT ? DT : s.z.dtype;
@@ -284,8 +289,6 @@ DEVICE void step_tile(const rssm_step &s)
     /* Without a ring the tensors may be absent; what outlives the token is then rounded as their dtype says, if any. */
     const int k_dtype = DT && RING ? DT : s.k_cache.dtype, d_dtype = DT && RING ? DT : s.d_cache.dtype;
 
-    /* 1. Everything that does not wait for the slot is asked for first. */
-    const row_info ri = read_row(s, row);
     int local, dup; /* my state row within the warp, and which of its DUP lanes I am */
     constexpr int NRP = NR > 4 ? 8 : NR > 2 ? 4 : NR;
     constexpr int DUP = MMA ? (WR > 16 ? 1 : WR > 8 ? 2 : 4) : 8 / NRP;
@@ -313,6 +316,20 @@ DEVICE void step_tile(const rssm_step &s)
             }
         }
     }
+    const row_info ri = decode_row(s, raw);
+    bool hit = false;
+    if (!ri.valid) {
+        if (mine && dup == 0)
+            store_any(s.out, row * s.out_row + my_v, 0.0f, out_dtype, &hit);
+        raise_fault(s, ri.bad && t == 0 && blockIdx.x == 0, RSSM_FAULTBIT_CURSOR);
+        return;
+    }
+
+    /* 2. The state slice and the ring rows. */
+    unsigned char *const state_g =
+        (unsigned char *)s.state.data + (ri.slot * s.state.slot + (int64_t)row0 * K) * ST::BYTES;
+    slice_load(tile + w * WR * K * ST::BYTES, state_g, WR * K * ST::BYTES, bar_s + w, lane);
+
     const bool leader = w * WR % HEAD == 0; /* first warp of a head: sees to its scalars */
     uint32_t alog_raw = 0, b_raw = 0;
     if (leader || FAMILY == KDA) {
@@ -329,26 +346,14 @@ DEVICE void step_tile(const rssm_step &s)
     const uint32_t z_raw =
         FAMILY == MAMBA2 && s.z.data && mine ? load_raw(s.z.data, row * s.z.row + my_v, z_dtype) : 0;
 
-    bool hit = false;
-    if (!ri.valid) {
-        if (mine && dup == 0)
-            store_any(s.out, row * s.out_row + my_v, 0.0f, out_dtype, &hit);
-        raise_fault(s, ri.bad && t == 0 && blockIdx.x == 0, RSSM_FAULTBIT_CURSOR);
-        return;
-    }
-
-    /* 2. The state slice and the ring rows. */
-    unsigned char *const state_g =
-        (unsigned char *)s.state.data + (ri.slot * s.state.slot + (int64_t)row0 * K) * ST::BYTES;
-    slice_load(tile + w * WR * K * ST::BYTES, state_g, WR * K * ST::BYTES, bar_s + w, lane);
-
     const int count = RING ? ri.count : 0;
     const bool flush = RING ? ri.flush : true;
     const int ch0 = w * WK + c * CH; /* my channels for the scores */
     const bool has_d = DV * c < WR;
     const int rv0 = row0 % V; /* within the head */
+    const bool replay = RING && count > 0;
     uint32_t rk_raw[4][CH], rg_raw[4][CH], rd_raw[4][DV], rg_scalar = 0;
-    if (RING) {
+    if (replay) {
         const int64_t g_at = ri.slot * s.g_cache.slot + (int64_t)hv * s.R * (FAMILY == KDA ? K : 1);
         const unsigned char *const rk =
             element(s.k_cache.data, ri.slot * s.k_cache.slot + (int64_t)h * s.R * K + ch0, k_dtype);
@@ -427,7 +432,7 @@ DEVICE void step_tile(const rssm_step &s)
     float qh[CH], kh[CH], wj[4][CH];
     fetch_spread<CHUNK, CH>(qh, x_s, ch0);
     fetch_spread<CHUNK, CH>(kh, x_s + K, ch0);
-    if (RING)
+    if (replay)
         widen_rows<CH>(rk_raw, wj, k_dtype);
     if (FAMILY == KDA) {
         float gc[CH], total[CH], y0[CH], y1[CH];
@@ -435,7 +440,7 @@ DEVICE void step_tile(const rssm_step &s)
 #pragma unroll
         for (int n = 0; n < CH; ++n) {
             total[n] = gc[n];
-            if (RING) {
+            if (replay) {
                 float g[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
@@ -474,7 +479,7 @@ DEVICE void step_tile(const rssm_step &s)
         if (NQ == 2)
             store_terms<CH, TERMS>(yb_s + YB + ch0, NQ * YB, kh);
     }
-    if (RING) {
+    if (replay) {
         float score[4 * NQ];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -521,7 +526,7 @@ DEVICE void step_tile(const rssm_step &s)
      * handed to the lanes that own the rows. */
     float sum[2] = {0.0f, 0.0f};
     float e_all = FAMILY == KDA ? 1.0f : expf(decay_rate * gate); /* exp(G) where it is one number */
-    if (RING) {
+    if (replay) {
         float score[4 * NQ], dj[4][DV], part[DV * NQ];
         widen_rows<DV>(rd_raw, dj, d_dtype); /* zero beyond count */
         if (FAMILY != KDA) {
@@ -704,7 +709,7 @@ DEVICE void step_tile(const rssm_step &s)
 #pragma unroll
             for (int n = 0; n < KT; ++n) {
                 if (WK % 32 == 0 || lane < WK) {
-                    if (hv0 == h * (s.HV / s.H)) /* one sibling writes the shared row */
+                    if (hv0 * s.H == h * s.HV) /* the first sibling writes the shared row */
                         store_any(s.k_cache.data, ri.slot * s.k_cache.slot + ((int64_t)h * s.R + p) * K + lch + n * 32,
                                   k_mine[n] * k_scale, k_dtype, &hit);
                     if (FAMILY == KDA)

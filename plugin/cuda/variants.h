@@ -14,7 +14,8 @@
 #include <stdint.h>
 
 #define RSSM_CUDA_MAX_RING        16 /* L of a tuned kernel */
-#define RSSM_CUDA_ORDER_MIN 32 /* rows from which rows[i][7] is looked at */
+#define RSSM_CUDA_ORDER_MIN 8 /* rows of a call for which rows[i][7] is looked at */
+#define RSSM_CUDA_ORDER_MAX 192
 #define RSSM_CUDA_BLOCKS_PER_SM   3  /* with fewer in the grid a smaller tile is faster */
 #define RSSM_CUDA_GENERAL_ROWS    32 /* state rows per block of the general kernel */
 #define RSSM_CUDA_GENERAL_THREADS 128
@@ -53,14 +54,12 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
 #define RSSM_CUDA_LIST_DELTA32(X, family, io)                                                                          \
     X(family, f32, 128, 128, 128, 128, ring, io, 2)                                                                    \
     X(family, f32, 128, 128, 64, 128, ring, io, 4)                                                                     \
-    X(family, f32, 128, 128, 32, 128, ring, io, 5)                                                                     \
     X(family, f32, 128, 128, 128, 128, rw, io, 3)                                                                      \
     X(family, f32, 128, 128, 64, 128, rw, io, 5)                                                                       \
     X(family, f32, 128, 128, 32, 128, rw, io, 5)
 #define RSSM_CUDA_LIST_DELTA16(X, family, st, io)                                                                      \
     X(family, st, 128, 128, 128, 128, ring, io, 4)                                                                     \
     X(family, st, 128, 128, 64, 128, ring, io, 5)                                                                      \
-    X(family, st, 128, 128, 32, 128, ring, io, 5)                                                                      \
     X(family, st, 128, 128, 128, 128, rw, io, 5)                                                                       \
     X(family, st, 128, 128, 64, 128, rw, io, 5)                                                                        \
     X(family, st, 128, 128, 32, 128, rw, io, 5)
@@ -76,13 +75,14 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
 #define RSSM_CUDA_LIST_M2(X, st, kind, io, minb)                                                                       \
     X(mamba2, st, 128, 64, 128, 128, kind, io, 2)                                                                      \
     X(mamba2, st, 128, 64, 64, 128, kind, io, minb)                                                                    \
-    X(mamba2, st, 128, 64, 16, 128, kind, io, minb)                                                                    \
+    X(mamba2, st, 128, 80, 160, 256, kind, io, 2)                                                                      \
     X(mamba2, st, 128, 80, 80, 128, kind, io, minb)                                                                    \
-    X(mamba2, st, 128, 80, 16, 128, kind, io, minb)                                                                    \
     X(mamba2, st, 128, 32, 128, 128, kind, io, 2)                                                                      \
     X(mamba2, st, 128, 32, 32, 128, kind, io, minb)                                                                    \
+    X(mamba2, st, 256, 128, 128, 256, kind, io, 1)                                                                     \
     X(mamba2, st, 256, 128, 64, 128, kind, io, 2)                                                                      \
     X(mamba2, st, 256, 128, 32, 128, kind, io, minb)                                                                   \
+    X(mamba2, st, 256, 64, 128, 256, kind, io, 1)                                                                      \
     X(mamba2, st, 256, 64, 64, 128, kind, io, 2)                                                                       \
     X(mamba2, st, 256, 64, 32, 128, kind, io, minb)
 

@@ -158,7 +158,7 @@ static void fold_token(oracle_head *o, oracle *result)
         int tie = is_tie(ring, result->d[at], result->d_scale[at]);
         for (int64_t i = 0; i < s->K; i++) {
             o->S[v * s->K + i] += factor * d * element_round(ring, o->k[i]);
-            o->size[v * s->K + i] += fabs(factor * d * o->k[i]);
+            o->size[v * s->K + i] += fabs(factor * o->k[i]) * (fabs(d) + result->d_scale[at]);
             result->state[at * s->K + i] = o->S[v * s->K + i];
             result->state_scale[at * s->K + i] = o->size[v * s->K + i];
             result->state_unsure[at * s->K + i] = (unsigned char)(tie || is_tie(ring, o->k[i], 0));

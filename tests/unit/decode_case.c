@@ -196,6 +196,11 @@ static void reshape_call(const dc_case *c, h_call *call)
             tensor->strides[1] = 1;
             tensor->t.ndim = 2;
         }
+        if (o->flat && roles[i].role == RSSM_T_A_LOG) { /* as published weights have it: [1, 1, HV, 1] */
+            const int64_t shape[4] = {1, 1, c->spec.HV, 1};
+            memcpy(tensor->shape, shape, sizeof shape);
+            tensor->t.ndim = 4;
+        }
         if (o->flat && roles[i].alt && weight) {
             tensor->shape[0] = c->spec.HV;
             tensor->shape[1] = c->spec.K;
@@ -719,8 +724,8 @@ static double check_output(const dc_case *c, int32_t layer, int64_t b, const exp
     return ratio;
 }
 
-/* Element by element for 16-bit rings: half a unit in the last place, with 1e-5 for either side of a tie, and what float32
- * loses where v - S k cancels. For float32 rings relative L2. */
+/* Element by element for 16-bit rings: half a unit in the last place, with 1e-5 for either side of a tie, and what
+ * float32 loses where v - S k cancels. For float32 rings relative L2. */
 static double check_record_tensor(const dc_case *c, int32_t layer, const expected *e, int which, const double *want)
 {
     int32_t dtype = dc_pool_dtype(c, which);
@@ -740,8 +745,8 @@ static double check_record_tensor(const dc_case *c, int32_t layer, const expecte
     return worst;
 }
 
-/* Record values of a flush are seen only through the state. Those near a rounding tie may have gone either way: take the way
- * that fits the state better, key channel by key channel, then value by value. */
+/* Record values of a flush are seen only through the state. Those near a rounding tie may have gone either way: take
+ * the way that fits the state better, key channel by key channel, then value by value. */
 static double misfit(const dc_case *c, const expected *e, const double *got, int64_t hv, int64_t v, int64_t i)
 {
     int64_t at = (hv * c->spec.V + v) * c->spec.K + i;

@@ -1,5 +1,5 @@
-/* A small server for tests: an instance whose pool is bound to the test's own memory, and steps whose every byte is checked
- * against the recurrence of recurrence.h. Built on harness.h; knows the public ABI alone.
+/* A small server for tests: an instance whose pool is bound to the test's own memory, and steps whose every byte is
+ * checked against the recurrence of recurrence.h. Built on harness.h; knows the public ABI alone.
  *
  * A test writes a step's inputs as doubles into in[] (or lets dc_randomise do it); dc_put_inputs gives them to the
  * tensors in whatever form the case has (packed or apart, strided, misaligned, flat), so that two cases with equal
@@ -11,7 +11,7 @@
 #include "recurrence.h"
 #include "rssm_fault.h"
 
-/* ---- asserting: Check's own macros write to a file at every call, passing or not; these only when they fail ------------------ */
+/* ---- asserting: Check's own macros write to a file at every call, passing or not; these only when they fail ----- */
 
 #define dc_check(condition, ...)       \
     do {                               \
@@ -28,14 +28,14 @@
         dc_check(a_ == b_, "%s == %lld, not %s == %lld", #a, (long long)a_, #b, (long long)b_); \
     } while (0)
 
-/* ---- engines: the code that computes ------------------------------------------------------------------------------ */
+/* ---- engines: the code that computes ---------------------------------------------------------------------------- */
 
 enum { DC_NUM_ENGINES = 5 }; /* reference, scalar, avx2, avx512, neon: for tcase_add_loop_test */
 
 const char *dc_engine_name(int engine);
 bool dc_engine_available(int engine); /* on this machine and in this build */
 
-/* ---- a case --------------------------------------------------------------------------------------------------------- */
+/* ---- a case ----------------------------------------------------------------------------------------------------- */
 
 enum { DC_Q, DC_K, DC_V, DC_A, DC_B, DC_Z, DC_NUM_INPUTS };             /* Mamba-2: C, B, x, dt, -, z */
 enum { DC_A_LOG, DC_DT_BIAS, DC_D, DC_DECAY, DC_NUM_WEIGHTS };          /* DC_DECAY: A instead of A_log */
@@ -104,7 +104,7 @@ int32_t *dc_cursor(const dc_case *c, int64_t slot);
 int64_t dc_record_at(const dc_case *c, int which, int64_t head, int64_t r);
 int64_t dc_record_size(const dc_case *c, int which);
 
-/* ---- steps ------------------------------------------------------------------------------------------------------------ */
+/* ---- steps ------------------------------------------------------------------------------------------------------ */
 
 typedef struct dc_row {
     int64_t slot, base, count; /* slot -1: padding */
@@ -125,8 +125,8 @@ dc_row dc_row_at(const dc_case *c, int64_t b); /* as the call's tensors say it; 
 void dc_decode(dc_case *c, int32_t layer);     /* asserts RSSM_OK */
 rssm_status dc_try_decode(dc_case *c, int32_t layer, rssm_error *err);
 
-/* dc_decode, and everything that maths.md says of it: outputs, records, states within bar S, each other byte of the pool
- * as it was, guards and gaps too, padding rows' outputs zero. */
+/* dc_decode, and everything that maths.md says of it: outputs, records, states within bar S, each other byte of the
+ * pool as it was, guards and gaps too, padding rows' outputs zero. */
 dc_worst dc_decode_checked(dc_case *c, int32_t layer);
 
 /* dc_begin, random inputs, dc_decode_checked for each layer. */

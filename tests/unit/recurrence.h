@@ -1,5 +1,6 @@
-/* The recurrence in double precision, for tests: what maths.md says, token by token, with no ring, no replay and no code of
- * the plugin. For Mamba-2 read q = C, k = B, v = x, a = dt, H = groups, HV = heads, K = state size, V = head dim. */
+/* The recurrence in double precision, for tests: what maths.md says, token by token, with no ring, no replay and no
+ * code of the plugin. For Mamba-2 read q = C, k = B, v = x, a = dt, H = groups, HV = heads, K = state size, V = head
+ * dim. */
 #ifndef RSSM_TESTS_RECURRENCE_H_
 #define RSSM_TESTS_RECURRENCE_H_
 
@@ -19,7 +20,7 @@ double rec_round_other(int32_t dtype, double x);
 double rec_load(int32_t dtype, const void *data, int64_t index);
 void rec_store(int32_t dtype, void *data, int64_t index, double x); /* rounds as rec_round; NaN stays NaN */
 
-/* ---- the model ------------------------------------------------------------------------------------------------ */
+/* ---- the model -------------------------------------------------------------------------------------------------- */
 
 typedef struct rec_model {
     int32_t family; /* RSSM_FAMILY_* */
@@ -70,7 +71,7 @@ void rec_apply(const rec_model *m, const rec_weights *w, const double *d, const 
 /* d and k rounded to the ring's dtype and g (dt) to float32: the record as whatever outlives the token sees it. */
 void rec_round_record(const rec_model *m, int32_t ring_dtype, rec_result *r);
 
-/* ---- comparing ------------------------------------------------------------------------------------------------ */
+/* ---- comparing -------------------------------------------------------------------------------------------------- */
 
 /* |got - want| / |want| over n numbers (L2); 0 / 0 is 0, and a NaN or infinity in got gives infinity. */
 double rec_error(const double *got, const double *want, int64_t n);

@@ -1,5 +1,5 @@
-/* Rows and cursors: what step_begin writes and how it moves each slot, over many windows; padding, bad cursors, batches in
- * flight, and the host's own cursors. The model of a cursor below is maths.md's, in ten lines. */
+/* Rows and cursors: what step_begin writes and how it moves each slot, over many windows; padding, bad cursors,
+ * batches in flight, and the host's own cursors. The model of a cursor below is maths.md's, in ten lines. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ enum { NUM_RING_LENGTHS = 5 };
     if (!dc_engine_available(_i)) \
         return;
 
-/* ---- the model of a cursor -------------------------------------------------------------------------------------------- */
+/* ---- the model of a cursor -------------------------------------------------------------------------------------- */
 
 typedef struct cursor {
     int32_t base, count, conv, shortened;
@@ -72,7 +72,7 @@ static void random_slots(dc_case *c, int64_t *slots, int64_t n)
     }
 }
 
-/* ---- rows and cursors -------------------------------------------------------------------------------------------------- */
+/* ---- rows and cursors ------------------------------------------------------------------------------------------- */
 
 static void check_gaps_of_rows(const dc_case *c)
 {
@@ -253,7 +253,7 @@ START_TEST(an_empty_batch_does_nothing)
 }
 END_TEST
 
-/* ---- padding ------------------------------------------------------------------------------------------------------------ */
+/* ---- padding ---------------------------------------------------------------------------------------------------- */
 
 /* Indices of no slot; those beyond 32 bits would be slot 0, 1 or 2 if they were cut. */
 static const int64_t no_slots[] = {-1,        5,          6,          INT32_MAX,       INT32_MIN,    INT64_MAX,
@@ -307,7 +307,7 @@ START_TEST(a_batch_of_padding_touches_nothing)
 }
 END_TEST
 
-/* ---- bad cursors -------------------------------------------------------------------------------------------------------- */
+/* ---- bad cursors ------------------------------------------------------------------------------------------------ */
 
 START_TEST(bad_cursors_are_padding_and_a_fault)
 {
@@ -409,7 +409,7 @@ START_TEST(bad_write_pos_is_padding_and_a_fault)
 }
 END_TEST
 
-/* ---- several batches in flight --------------------------------------------------------------------------------------------- */
+/* ---- several batches in flight ---------------------------------------------------------------------------------- */
 
 static void save_outputs(const dc_case *c, double *to)
 {
@@ -479,7 +479,7 @@ START_TEST(batches_in_flight)
 }
 END_TEST
 
-/* ---- host-kept cursors ------------------------------------------------------------------------------------------------------- */
+/* ---- host-kept cursors ------------------------------------------------------------------------------------------ */
 
 /* Record j of each row of both cases is the same, though at different ring rows. */
 static void assert_same_records(const dc_case *rows, const dc_case *host, int64_t slot)

@@ -1,6 +1,6 @@
-/* What a step computes, against the double precision recurrence: the accuracy bars S, T and D of maths.md, every form in
- * which a host may hand over its tensors, and what must never be read or written. Names B31 ... are faults that other
- * implementations shipped. */
+/* What a step computes, against the double precision recurrence: the accuracy bars S, T and D of maths.md, every
+ * form in which a host may hand over its tensors, and what must never be read or written. Names B31 ... are faults
+ * that other implementations shipped. */
 #define _GNU_SOURCE
 #include <float.h>
 #include <math.h>
@@ -25,7 +25,7 @@ enum { NUM_RING_LENGTHS = 5 };
     if (!dc_engine_available(_i)) \
         return;
 
-/* ---- bar S ---------------------------------------------------------------------------------------------------------------- */
+/* ---- bar S ------------------------------------------------------------------------------------------------------ */
 
 static const struct {
     int32_t H, HV, K, V;
@@ -126,7 +126,7 @@ START_TEST(bar_S_of_real_sizes)
 }
 END_TEST
 
-/* ---- bars T and D: from token 0 through 64 windows --------------------------------------------------------------------------- */
+/* ---- bars T and D: from token 0 through 64 windows -------------------------------------------------------------- */
 
 enum { WINDOWS = 64 };
 
@@ -152,7 +152,8 @@ static double worst_of(const double *numbers, int from, int to)
     return worst;
 }
 
-/* One slot from an empty state; each token's output and each flush's state against the recurrence of the same inputs. */
+/* One slot from an empty state; each token's output and each flush's state against the recurrence of the same
+ * inputs. */
 static drift run_windows(const dc_options *options, uint64_t seed)
 {
     dc_case *c = dc_new(options, seed);
@@ -257,7 +258,7 @@ START_TEST(bar_D)
 }
 END_TEST
 
-/* ---- padding --------------------------------------------------------------------------------------------------------------------- */
+/* ---- padding ---------------------------------------------------------------------------------------------------- */
 
 /* B31 - B34: idx = [0, -1, 3, slots] with NaN inputs in the padding rows. */
 START_TEST(b31_padding_rows)
@@ -294,7 +295,7 @@ START_TEST(b31_padding_rows)
 }
 END_TEST
 
-/* ---- one step, many forms -------------------------------------------------------------------------------------------------------- */
+/* ---- one step, many forms --------------------------------------------------------------------------------------- */
 
 static const struct form {
     const char *name;
@@ -378,10 +379,10 @@ START_TEST(threads_give_the_same_bits)
 }
 END_TEST
 
-/* ---- what must not be read or written ---------------------------------------------------------------------------------------------- */
+/* ---- what must not be read or written --------------------------------------------------------------------------- */
 
-/* B46: appends at every base, wrapped ones too, with key rows that four value heads share. dc_decode_checked compares all
- * other ring rows' bytes. */
+/* B46: appends at every base, wrapped ones too, with key rows that four value heads share. dc_decode_checked
+ * compares all other ring rows' bytes. */
 START_TEST(b46_an_append_overwrites_no_live_row)
 {
     LOOP_HEAD
@@ -515,8 +516,8 @@ START_TEST(b49_reset_after_a_tenant_of_nan)
 }
 END_TEST
 
-/* A slot may appear once in a batch. When a host breaks that, the slot's numbers are anybody's guess, but no other slot's
- * bytes change and nothing crashes. */
+/* A slot may appear once in a batch. When a host breaks that, the slot's numbers are anybody's guess, but no other
+ * slot's bytes change and nothing crashes. */
 START_TEST(duplicate_slots_harm_nobody_else)
 {
     LOOP_HEAD
@@ -538,7 +539,7 @@ START_TEST(duplicate_slots_harm_nobody_else)
 }
 END_TEST
 
-/* ---- numbers that do not fit ---------------------------------------------------------------------------------------------------------- */
+/* ---- numbers that do not fit ------------------------------------------------------------------------------------ */
 
 /* One head; q = (q0, 0, ..), k = (k0, 0, ..), v = (v, -v, ..), beta or dt = 1, no decay to speak of, no z. */
 static dc_case *saturation_case(int32_t family, int engine, int32_t io, int32_t ring, int32_t state, int32_t out)
@@ -634,7 +635,7 @@ START_TEST(b15_saturation_and_the_fault_word)
 }
 END_TEST
 
-/* ---- far away memory -------------------------------------------------------------------------------------------------------------------- */
+/* ---- far away memory -------------------------------------------------------------------------------------------- */
 
 enum { FAR_SLOT = 3972, FAR_STRIDE = 540672 }; /* B43: 3972 * 540672 = 2147549184 > 2^31 elements */
 
@@ -735,7 +736,7 @@ START_TEST(b43_offsets_beyond_31_bits)
 }
 END_TEST
 
-/* ---- L = 1, flush timing, flush counts --------------------------------------------------------------------------------------------------- */
+/* ---- L = 1, flush timing, flush counts -------------------------------------------------------------------------- */
 
 /* Read and write: each step is the recurrence itself. The ring may be there or not, and is not touched. */
 START_TEST(L_1_is_the_plain_recurrence)
@@ -808,13 +809,13 @@ static void apply_both(dc_case *c, two_states states, rec_result *r)
     r->out = out;
 }
 
-/* The same tokens to four slots: no forced flush, some, one at each step, and one at the end. All end in the same state,
- * the one that has every record rounded to the ring's dtype exactly once. */
+/* The same tokens to four slots: no forced flush, some, one at each step, and one at the end. All end in the same
+ * state, the one that has every record rounded to the ring's dtype exactly once. */
 static void check_flush_timing(int32_t family, int engine, int32_t ring)
 {
     enum { B = 4 };
-    /* The state may miss the rounded records' by a few values near ties that went the other way; one that held unrounded
-     * records would miss it by much more. */
+    /* The state may miss the rounded records' by a few values near ties that went the other way; one that held
+     * unrounded records would miss it by much more. */
     static const double near[] = {[F32] = 1e-6, [BF16] = 3e-4, [FP16] = 4e-5};
     static const double far[] = {[BF16] = 1e-3, [FP16] = 1.2e-4};
     const int64_t slots[B] = {0, 1, 2, 3};

@@ -1,5 +1,5 @@
-/* The figures of a step's formulas, each with its known right value, reached through a real decode by every engine: what
- * goes into a ring row, an output or a state is read back and compared. Names B01 ... are faults that other
+/* The figures of a step's formulas, each with its known right value, reached through a real decode by every engine:
+ * what goes into a ring row, an output or a state is read back and compared. Names B01 ... are faults that other
  * implementations shipped. */
 #include <math.h>
 #include <stdlib.h>
@@ -14,8 +14,8 @@
 #define BF16   RSSM_DTYPE_BFLOAT16
 #define FP16   RSSM_DTYPE_FLOAT16
 
-/* All sizes 1 but K and V; float32 everywhere, so that what is read back has not been rounded; no z, as z = 0 would make
- * all of Mamba-2's outputs 0. */
+/* All sizes 1 but K and V; float32 everywhere, so that what is read back has not been rounded; no z, as z = 0 would
+ * make all of Mamba-2's outputs 0. */
 static dc_options plain(int32_t family, int engine)
 {
     return (dc_options){.spec = {.family = family, .H = 1, .HV = 1, .K = 4, .V = 6, .B = 1, .S = 2, .io = F32, .L = 4},
@@ -350,7 +350,8 @@ START_TEST(b29_state_is_value_by_key)
 }
 END_TEST
 
-/* B11, B12: value head hv reads key head hv / (HV / H). With k = (h + 1) e0, q = e0 and beta = 1 (dt = 1) the output is h + 1. */
+/* B11, B12: value head hv reads key head hv / (HV / H). With k = (h + 1) e0, q = e0 and beta = 1 (dt = 1) the output
+ * is h + 1. */
 static void check_groups(int32_t family, int engine, int32_t H, int32_t HV)
 {
     dc_options o = plain(family, engine);
@@ -415,8 +416,8 @@ START_TEST(scale_override)
 }
 END_TEST
 
-/* One token forgets nearly everything, the next ones little: sums of gates from the newest on keep the small ones exact, a
- * difference of sums from the oldest on would lose them beside the large one. */
+/* One token forgets nearly everything, the next ones little: sums of gates from the newest on keep the small ones
+ * exact, a difference of sums from the oldest on would lose them beside the large one. */
 START_TEST(gates_of_very_different_sizes)
 {
     LOOP_HEAD
@@ -592,7 +593,7 @@ START_TEST(mamba2_A_in_place_of_A_log)
 }
 END_TEST
 
-/* ---- dtypes of gates and weights: all of them against the recurrence -------------------------------------------------- */
+/* ---- dtypes of gates and weights: all of them against the recurrence -------------------------------------------- */
 
 START_TEST(weights_and_gates_in_every_dtype)
 {

@@ -728,9 +728,9 @@ START_TEST(test_ring_choice)
     rssm_description chosen = describe(plugin);
     rssm_layout layout = layout_of(plugin);
     double state = (double)layout.slot_state_bytes, row = (double)layout.slot_ring_bytes / chosen.ring_rows;
-    h_teardown(&plugin);
     ck_assert_int_ge(chosen.ring_length, spec.drafts + 1);
     ck_assert_msg(strlen(chosen.ring_reason) > 10, "no reason: %s", chosen.ring_reason);
+    h_teardown(&plugin);
     double best = window_bytes(state, row, chosen.ring_length);
     for (int32_t L = spec.drafts + 1; L <= 64; L++) {
         args.ring_length = L;
