@@ -31,7 +31,7 @@ static double speed_up(const host *h)
     return h->model.step_bytes > 0 ? (double)h->model.step_bytes_read_write / (double)h->model.step_bytes : 1.0;
 }
 
-/* "1.50 GiB", in a ring of buffers so that one printf may hold several. */
+/* "1.50 GiB"; by value, so that one printf may hold several. */
 typedef struct size_text {
     char text[32];
 } size_text;

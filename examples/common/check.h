@@ -5,6 +5,9 @@
  *
  * Errors are relative L2 over all checked heads of one request in one layer of one step; 16-bit outputs and states are
  * measured in units of the error that rounding the exact value makes, 16-bit records in ulps.
+ * Where float32 leaves a rounding open (a value within 1e-5 of a tie, or a d that nearly cancels, by 5e-7 of its terms)
+ * the one ulp is allowed, in the record and in the state's row or column that it goes to. Float32 records have the bar
+ * 2e-6 relative: an ulp is less than a float32 sum of K products can promise.
  * Besides the figures it finds: a padding row that is not zero, a checkpoint or a pending record that changes without a
  * flush, a slot that is not empty after reset, rows of step_begin that are not what the cursor says. */
 #ifndef EXAMPLES_CHECK_H_

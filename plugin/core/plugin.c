@@ -599,11 +599,10 @@ rssm_status rssm_plugin_decode(rssm_plugin *p, const rssm_decode_args *args, rss
 {
     if (!p->ctx)
         return rssm_fail(err, RSSM_ERR_STATE, "decode before prepare");
-    if (!(args->flags & RSSM_SKIP_VALIDATE)) {
-        rssm_status status = rssm_check_decode(p, args, err);
-        if (status)
-            return status;
-    }
+    rssm_status status =
+        args->flags & RSSM_SKIP_VALIDATE ? rssm_check_decode_head(p, args, err) : rssm_check_decode(p, args, err);
+    if (status)
+        return status;
     rssm_step step;
     make_step(p, args, &step);
     return step.B ? p->backend->step(p->ctx, &step, args->stream, err) : RSSM_OK;

@@ -232,7 +232,7 @@ static rssm_status check_overlaps(const rssm_plugin *p, const rssm_decode_args *
     return RSSM_OK;
 }
 
-rssm_status rssm_check_decode(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
+rssm_status rssm_check_decode_head(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
 {
     rssm_status status = check_decode_flags(args->flags, err);
     if (status)
@@ -242,6 +242,14 @@ rssm_status rssm_check_decode(const rssm_plugin *p, const rssm_decode_args *args
                          args->layer, p->rank.num_linear - 1);
     if (!args->tensors)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "tensors is NULL");
+    return RSSM_OK;
+}
+
+rssm_status rssm_check_decode(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
+{
+    rssm_status status = rssm_check_decode_head(p, args, err);
+    if (status)
+        return status;
     call_form form;
     rssm_dims_of dims = p->rank.dims;
     status = check_overrides(p, args, err);

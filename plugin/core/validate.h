@@ -4,6 +4,9 @@
 
 #include "core/tensor.h"
 
+/* Flags, layer and the array itself: also of a call that skips the rest. */
+rssm_status rssm_check_decode_head(const rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err);
+
 /* A whole decode call; RSSM_CHECK_DEEP also reads the index arrays. */
 rssm_status rssm_check_decode(const rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err);
 

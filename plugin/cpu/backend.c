@@ -1,6 +1,6 @@
 /* The CPU backend: its instance, and a step spread over its threads.
  *
- * The unit of work is one row and one value head; an unit's result depends on nothing but its inputs, so any split gives
+ * The unit of work is one row and one value head; the result of a unit depends on nothing but its inputs, so any split gives
  * the same bits. Each part of a step is a run of neighbouring units of about equal cost, fixed before it starts. */
 #define _GNU_SOURCE
 #include <sched.h>

@@ -1,8 +1,7 @@
 /* Element types on the CPU: reading one value as float32, rounding one value (nearest even) to 16 bits and back.
  *
  * A finite value that would round to infinity, and infinity itself, becomes the largest finite number of the type and is
- * reported; NaN stays NaN. The vector levels do the same (cpu/simd_*.h) and tests/kernels compares all 2^32 patterns'
- * classes.
+ * reported; NaN stays NaN. The vector levels do the same (cpu/simd_*.h).
  */
 #ifndef RSSM_CPU_DTYPE_H_
 #define RSSM_CPU_DTYPE_H_

@@ -33,35 +33,13 @@ DEVICE const unsigned char *element(const void *p, int64_t i, int dtype)
     return (const unsigned char *)p + (i << (is_half_width(dtype) ? 1 : 2));
 }
 
-/* Loads that stay where they are written: a kernel asks for all it needs before it waits for any of it, and the compiler
- * shall not move a load behind the first wait. */
-DEVICE uint32_t load_bits32(const void *p)
-{
-#ifdef __CUDA_ARCH__
-    uint32_t x;
-    asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(p));
-    return x;
-#else
-    return *(const uint32_t *)p;
-#endif
-}
-
-DEVICE uint32_t load_bits16(const void *p)
-{
-#ifdef __CUDA_ARCH__
-    unsigned short x;
-    asm volatile("ld.global.b16 %0, [%1];" : "=h"(x) : "l"(p));
-    return x;
-#else
-    return *(const uint16_t *)p;
-#endif
-}
-
-/* The bits of element i, zero-extended. */
+/* The bits of element i, zero-extended. No use of the value here: the load stays in flight. */
 DEVICE uint32_t load_raw(const void *p, int64_t i, int dtype)
 {
     const unsigned char *const at = element(p, i, dtype);
-    return is_half_width(dtype) ? load_bits16(at) : load_bits32(at);
+    if (is_half_width(dtype))
+        return *(const uint16_t *)at;
+    return *(const uint32_t *)at;
 }
 
 DEVICE float bf16_bits_to_float(uint32_t h)

@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(TILE) rssm_step_general(const __gri
     const int64_t my_at = (int64_t)c.hv * s.V + my_v;
     bool hit = false;
 
-    const row_info ri = decode_row(s, load_row(s, c.row));
+    const row_info ri = read_row(s, c.row);
     if (!ri.valid) {
         if (mine)
             store_any(s.out, c.row * s.out_row + my_at, 0.0f, s.out_dtype, &hit);

@@ -21,37 +21,22 @@ DEVICE int64_t load_index(const rssm_index &x, int64_t i)
     return ((const int32_t *)x.data)[i * x.stride];
 }
 
-/* What load_row() has asked for; decode_row() waits for it. */
-struct row_raw {
-    uint32_t word[4];           /* of rows[] */
-    int64_t slot, count, force; /* of the host-kept arrays */
-};
-
-DEVICE row_raw load_row(const rssm_step &s, int64_t row)
-{
-    row_raw r = {{0, 0, 0, 0}, row, 0, 0};
-    if (s.rows) {
-        const int32_t *const p = s.rows + row * s.rows_row;
-        for (int i = 0; i < 4; ++i)
-            r.word[i] = load_bits32(p + i);
-    } else {
-        if (s.state_indices.data)
-            r.slot = load_index(s.state_indices, row);
-        if (s.write_pos.data)
-            r.count = load_index(s.write_pos, row);
-        if (s.force_flush.data)
-            r.force = load_index(s.force_flush, row);
-    }
-    return r;
-}
-
-DEVICE row_info decode_row(const rssm_step &s, const row_raw &raw)
+DEVICE row_info read_row(const rssm_step &s, int64_t row)
 {
     row_info r;
-    const int64_t count = s.rows ? (int32_t)raw.word[2] : raw.count;
-    r.slot = s.rows ? (int32_t)raw.word[0] : raw.slot;
-    r.base = s.rows ? (int32_t)raw.word[1] : 0;
-    r.flush = s.rows ? raw.word[3] != 0 : count >= s.L - 1 || raw.force != 0;
+    int64_t count;
+    if (s.rows) {
+        const int32_t *const p = s.rows + row * s.rows_row;
+        r.slot = p[0];
+        r.base = p[1];
+        count = p[2];
+        r.flush = p[3] != 0;
+    } else {
+        r.slot = s.state_indices.data ? load_index(s.state_indices, row) : row;
+        r.base = 0;
+        count = s.write_pos.data ? load_index(s.write_pos, row) : 0;
+        r.flush = count >= s.L - 1 || (s.force_flush.data && load_index(s.force_flush, row) != 0);
+    }
     const bool here = r.slot >= 0 && r.slot < s.S && r.slot != s.pad_slot;
     /* A row that does not flush stores a record: it needs a ring with room. */
     const bool sane =

@@ -2,7 +2,7 @@
  *
  * VT rows are a part of one value head's state, or those of several heads that share a key head. A step is bound by
  * the bytes of the state, so the order of things is
- *   1. read the row's slot, and at once ask for the state slice (async_copy.cuh) and for the ring rows;
+ *   1. read the row's slot, and at once ask for the state slice (async_copy.cuh), then for inputs and ring rows;
  *   2. while those travel: gate, norms, and the ring rows' scores against q and k (Mamba-2: against C),
  *          score[j][q] = sum_ch k_j[ch] x_q[ch],
  *      so that a pending record costs two dot products and the state itself is never rebuilt to be read. q and k enter
@@ -278,11 +278,6 @@ DEVICE void step_tile(const rssm_step &s)
     const int64_t row = block_row(s);
     if (row >= s.B)
         return;
-    /* 1. The slot is what everything waits for. q and k fill the time until it is known; all other inputs come after the
-     * state has been asked for. */
-    const row_raw raw = load_row(s, row);
-    const int h = (int)((uint32_t)hv * (uint32_t)s.H / (uint32_t)s.HV); /* key head */
-
     const int q_dtype = DT ? DT : s.q.dtype, k_in_dtype = DT ? DT : s.k.dtype, v_dtype = DT ? DT : s.v.dtype;
     const int a_dtype = DT ? DT : s.a.dtype, b_dtype = DT ? DT : s.b.dtype, z_dtype = DT ? DT : s.z.dtype;
     const int out_dtype = DT ? DT : s.out_dtype;
@@ -302,6 +297,22 @@ DEVICE void step_tile(const rssm_step &s)
     }
     const bool mine = local < WR;
     const int64_t my_v = row0 + local; /* in a [HV, V] tensor */
+    /* 1. The slot, which everything waits for, and at once the state slice: measured, nothing may stand before them. */
+    const row_info ri = read_row(s, row);
+    bool hit = false;
+    if (!ri.valid) {
+        if (mine && dup == 0)
+            store_any(s.out, row * s.out_row + my_v, 0.0f, out_dtype, &hit);
+        raise_fault(s, ri.bad && t == 0 && blockIdx.x == 0, RSSM_FAULTBIT_CURSOR);
+        return;
+    }
+
+    unsigned char *const state_g =
+        (unsigned char *)s.state.data + (ri.slot * s.state.slot + (int64_t)row0 * K) * ST::BYTES;
+    slice_load(tile + w * WR * K * ST::BYTES, state_g, WR * K * ST::BYTES, bar_s + w, lane);
+
+    /* 2. The inputs and the ring rows: loads only. */
+    const int h = (int)((uint32_t)hv * (uint32_t)s.H / (uint32_t)s.HV); /* key head */
     const int lch = w * WK + lane;     /* my first input channel, then every 32nd */
     uint32_t q_raw[KT], k_raw[KT], a_raw[KT], bias_raw[KT];
 #pragma unroll
@@ -316,20 +327,6 @@ DEVICE void step_tile(const rssm_step &s)
             }
         }
     }
-    const row_info ri = decode_row(s, raw);
-    bool hit = false;
-    if (!ri.valid) {
-        if (mine && dup == 0)
-            store_any(s.out, row * s.out_row + my_v, 0.0f, out_dtype, &hit);
-        raise_fault(s, ri.bad && t == 0 && blockIdx.x == 0, RSSM_FAULTBIT_CURSOR);
-        return;
-    }
-
-    /* 2. The state slice and the ring rows. */
-    unsigned char *const state_g =
-        (unsigned char *)s.state.data + (ri.slot * s.state.slot + (int64_t)row0 * K) * ST::BYTES;
-    slice_load(tile + w * WR * K * ST::BYTES, state_g, WR * K * ST::BYTES, bar_s + w, lane);
-
     const bool leader = w * WR % HEAD == 0; /* first warp of a head: sees to its scalars */
     uint32_t alog_raw = 0, b_raw = 0;
     if (leader || FAMILY == KDA) {

@@ -342,22 +342,23 @@ static double step_time(void *ctx, const stream *s)
 }
 
 /* One shape and dtype: replay at L = 16 and read-and-write, beside the yardsticks, turn by turn. */
-static void bench_shape(const shape *shape, int32_t state, void *ctx, yardstick *y, int is_json, int is_first)
+static void bench_shape(const shape *shape, int32_t state, void *ctx, yardstick *y, int rounds, int is_json,
+                        int is_first)
 {
     enum { L = 16 };
     stream replay, plain;
     double times[4][ROUNDS];
     stream_make(&replay, ctx, shape, state, state == RSSM_DTYPE_FLOAT32 ? RSSM_DTYPE_BFLOAT16 : state, L);
     stream_make(&plain, ctx, shape, state, state == RSSM_DTYPE_FLOAT32 ? RSSM_DTYPE_BFLOAT16 : state, 1);
-    for (int round = -1; round < ROUNDS; round++) {
+    for (int round = -1; round < rounds; round++) {
         int at = round < 0 ? 0 : round;
         times[0][at] = yardstick_time(y, 0);
         times[1][at] = step_time(ctx, &replay);
         times[2][at] = yardstick_time(y, 1);
         times[3][at] = step_time(ctx, &plain);
     }
-    double read = (double)y->bytes / median(times[0], ROUNDS), copy = 2 * (double)y->bytes / median(times[2], ROUNDS);
-    double replay_s = median(times[1], ROUNDS), plain_s = median(times[3], ROUNDS);
+    double read = (double)y->bytes / median(times[0], rounds), copy = 2 * (double)y->bytes / median(times[2], rounds);
+    double replay_s = median(times[1], rounds), plain_s = median(times[3], rounds);
     double replay_rate = replay.bytes / replay_s, plain_rate = plain.bytes / plain_s;
     double replay_us = 1e6 * replay_s / replay.step.B, plain_us = 1e6 * plain_s / plain.step.B;
     if (is_json)
@@ -399,7 +400,8 @@ void run_bench(const test_options *options)
                 levels[i].name, parts, "", "read", "copy");
         for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++)
             for (int32_t state = RSSM_DTYPE_FLOAT32; state <= RSSM_DTYPE_BFLOAT16; state++)
-                bench_shape(&shapes[n], state, ctx, &y, options->is_json, n == 0 && state == RSSM_DTYPE_FLOAT32);
+                bench_shape(&shapes[n], state, ctx, &y, i == count - 1 ? ROUNDS : SMALL_ROUNDS, options->is_json,
+                            n == 0 && state == RSSM_DTYPE_FLOAT32);
         if (options->is_json)
             printf("]}");
         rssm_cpu_backend()->close(ctx);

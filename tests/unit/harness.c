@@ -144,6 +144,9 @@ const h_role *h_role_of(int32_t family, int32_t role)
 
 h_spec h_defaults(h_spec spec)
 {
+    if (spec.filled)
+        return spec;
+    spec.filled = true;
     DEFAULT(family, RSSM_FAMILY_KDA);
     DEFAULT(H, 2);
     DEFAULT(HV, 4);

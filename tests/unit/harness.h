@@ -65,6 +65,7 @@ typedef struct h_spec {
     int64_t num_slots;       /* of init; 0 = the pool is not the plugin's */
     int32_t threads;         /* [1] */
     const rssm_allocator *allocator;
+    bool filled; /* by h_defaults: a zero is meant */
 } h_spec;
 
 enum { H_NONE = -1 };

@@ -1258,6 +1258,34 @@ START_TEST(test_pool_tensors)
 }
 END_TEST
 
+/* Each per-layer tensor of another layer, among the right ones: refused, whoever's memory the pool is. */
+START_TEST(test_other_layer)
+{
+    h_spec spec = pool_spec(1 + _i);
+    rssm_plugin *plugin = prepared(&spec);
+    create(plugin, NULL);
+    h_call *call = h_call_new(&spec, 3);
+    const DLTensor *other[RSSM_T_COUNT] = {0};
+    ck_assert_int_eq(h_api()->pool_tensors(plugin, 2, other, RSSM_T_COUNT, NULL), RSSM_OK);
+    call->args.layer = 1;
+    int count;
+    const h_role *roles = h_roles(spec.family, &count);
+    for (int i = 0; i < count; i++) {
+        if (roles[i].place != H_POOL)
+            continue;
+        ck_assert_int_eq(h_api()->pool_tensors(plugin, 1, call->roles, RSSM_T_COUNT, NULL), RSSM_OK);
+        ck_assert_int_eq(h_api()->validate(plugin, &call->args, NULL), RSSM_OK);
+        call->roles[roles[i].role] = other[roles[i].role];
+        rssm_error err = h_error();
+        ck_assert_int_eq(h_api()->validate(plugin, &call->args, &err), RSSM_ERR_ARGUMENT);
+        ck_assert_msg(err.role == roles[i].role && err.expected == 1 && err.got == 2, "%s", err.message);
+        ck_assert_msg(strstr(err.message, "layer 2") && strstr(err.message, "layer 1"), "%s", err.message);
+    }
+    h_call_free(call);
+    h_teardown(&plugin);
+}
+END_TEST
+
 /* ---- reset ------------------------------------------------------------------------------------------------------ */
 
 static bool slot_is(const h_tensor *tensor, int64_t slot, unsigned char byte)
@@ -1464,6 +1492,7 @@ int main(void)
     add(suite, "pool, foreign roles", test_pool_foreign_roles, 3);
     add(suite, "pool without ring at L = 1", test_pool_without_ring, 3);
     add(suite, "pool_tensors", test_pool_tensors, 3);
+    add(suite, "another layer's tensors", test_other_layer, 3);
     add(suite, "reset", test_reset, 12);
     add(suite, "bad reset", test_bad_reset, 3);
     add(suite, "spread", test_spread, 1);

@@ -365,12 +365,23 @@ static const char *right_type_name(const h_call *call, const h_role *role)
                                                   : call->spec.io];
 }
 
+/* Of the first type that the role takes; a free choice of three begins with float32, one of two integers with int32. */
+static int right_bits(const h_call *call, const h_role *role)
+{
+    if (in_parts(role->dtypes, "io"))
+        return h_float_type(call->spec.io).bits;
+    if (in_parts(role->dtypes, "state"))
+        return h_float_type(call->spec.state).bits;
+    return in_parts(role->dtypes, "ring") ? h_float_type(call->spec.ring).bits : 32;
+}
+
 static bool make_type(h_call *call, const h_role *role, int variant, expectation *want)
 {
     if (type_is_right(call, role, types[variant].type))
         return false;
     call->tensors[role->role].t.dtype = types[variant].type;
     *want = expect(RSSM_ERR_DTYPE, role, -1);
+    expect_numbers(want, right_bits(call, role), types[variant].type.bits);
     say(want, 1, "%s", right_type_name(call, role));
     say(want, 2, "got %s%s", strncmp(types[variant].name, "code", 4) == 0 ? "DLPack type " : "", types[variant].name);
     return true;
@@ -695,6 +706,12 @@ END_TEST
 
 /* ---- overlaps --------------------------------------------------------------------------------------------------- */
 
+#define FOR_ROLES(call, role)                                     \
+    int count_;                                                   \
+    const h_role *role = h_roles((call)->spec.family, &count_);   \
+    for (const h_role *end_ = role + count_; role < end_; role++) \
+        if ((call)->tensors[role->role].block)
+
 static bool is_written(const h_role *role)
 {
     return role->place == H_OUTPUT || role->place == H_POOL;
@@ -802,7 +819,7 @@ typedef struct paged {
     size_t page;
 } paged;
 
-static paged make_pages(h_call *call, size_t shift)
+static paged make_pages(h_call *call, size_t shift, size_t spare)
 {
     int count;
     const h_role *roles = h_roles(call->spec.family, &count);
@@ -813,6 +830,7 @@ static paged make_pages(h_call *call, size_t shift)
             offset[roles[i].role] = pages.page;
             pages.page += (call->tensors[roles[i].role].bytes / (size_t)call->spec.S + 15) / 16 * 16;
         }
+    pages.page += spare;
     pages.memory = aligned_alloc(256, (pages.page * (size_t)call->spec.S + 511) / 256 * 256);
     ck_assert_ptr_nonnull(pages.memory);
     for (int i = 0; i < count; i++)
@@ -837,7 +855,7 @@ START_TEST(test_paged_pool)
     h_spec spec = spec_for(1 + _i, NULL);
     rssm_plugin *plugin = prepared(&spec);
     h_call *apart = h_call_new(&spec, 3), *call = h_call_new(&spec, 3), *bad = h_call_new(&spec, 3);
-    paged pages = make_pages(call, 0), overlapping = make_pages(bad, 16);
+    paged pages = make_pages(call, 0, 0), overlapping = make_pages(bad, 16, 0);
     decode_well(plugin, apart, "tensors apart");
     decode_well(plugin, call, "paged pool");
     int count;
@@ -859,20 +877,23 @@ START_TEST(test_paged_pool)
 }
 END_TEST
 
-/* The last tensor of a page may not reach into the next page, nor pages of other strides interleave. */
+/* The last tensor of a page may not reach into the next page, nor may pages of other strides interleave by chance. */
 START_TEST(test_page_wraps)
 {
     h_spec spec = spec_for(RSSM_FAMILY_GDN, NULL);
     rssm_plugin *plugin = prepared(&spec);
     h_call *call = h_call_new(&spec, 3);
-    paged pages = make_pages(call, 0);
-    h_tensor *g = &call->tensors[RSSM_T_G_CACHE];
+    paged pages = make_pages(call, 0, 64);
+    h_tensor *g = &call->tensors[RSSM_T_G_CACHE]; /* 48 bytes of a slot */
     char *start = g->t.data;
-    g->t.data = start + pages.page - 16; /* beginning in the next page's place, where the state lies */
-    ck_assert_int_eq(h_api()->validate(plugin, &call->args, NULL), RSSM_ERR_OVERLAP);
-    g->t.data = start;
+    g->t.data = start + 64; /* to the end of the page */
     ck_assert_int_eq(h_api()->validate(plugin, &call->args, NULL), RSSM_OK);
-    g->strides[0] += 4;
+    g->t.data = start + 96; /* 32 bytes into the next slot's state */
+    rssm_error err = h_error();
+    ck_assert_int_eq(h_api()->validate(plugin, &call->args, &err), RSSM_ERR_OVERLAP);
+    ck_assert_msg(strstr(err.message, "`state`") && strstr(err.message, "`g_cache`"), "%s", err.message);
+    g->t.data = start;
+    g->strides[0] += 4; /* a page more by and by: slot 8 of it lies over other slots' states */
     ck_assert_int_eq(h_api()->validate(plugin, &call->args, NULL), RSSM_ERR_OVERLAP);
     free(pages.memory);
     h_call_free(call);
@@ -1114,6 +1135,32 @@ START_TEST(test_tensors_on_different_devices)
 }
 END_TEST
 
+/* An instance of the second GPU, where this binary has CUDA: validate asks no driver, and tells the GPUs apart. */
+START_TEST(test_other_gpu)
+{
+    h_spec spec = spec_for(RSSM_FAMILY_KDA, NULL);
+    rssm_dims dims = h_dims(&spec);
+    rssm_init_args args = h_init_args(&spec, &dims);
+    args.device_type = kDLCUDA;
+    args.device_id = 1;
+    rssm_plugin *plugin = NULL;
+    if (h_api()->init(&args, &plugin, NULL) == RSSM_ERR_UNSUPPORTED)
+        return;
+    h_call *call = h_call_new(&spec, 1);
+    FOR_ROLES(call, role)
+    call->tensors[role->role].t.device = (DLDevice){.device_type = kDLCUDA, .device_id = 1};
+    rssm_error err = h_error();
+    ck_assert_msg(h_api()->validate(plugin, &call->args, &err) == RSSM_OK, "%s", err.message);
+    call->tensors[RSSM_T_K_CACHE].t.device.device_id = 0;
+    ck_assert_int_eq(h_api()->validate(plugin, &call->args, &err), RSSM_ERR_DEVICE);
+    ck_assert(err.role == RSSM_T_K_CACHE && err.expected == 1 && err.got == 0);
+    ck_assert_msg(strstr(err.message, "`k_cache` must be on cuda:1") && strstr(err.message, "cuda:0"), "%s",
+                  err.message);
+    h_call_free(call);
+    h_teardown(&plugin);
+}
+END_TEST
+
 /* Ring lengths that init refuses. */
 START_TEST(test_ring_length)
 {
@@ -1179,6 +1226,14 @@ static void spoil_scale_inf(rssm_decode_args *a)
     a->has_scale = 1;
     a->scale = (double)INFINITY;
 }
+static void spoil_scale_zero(rssm_decode_args *a)
+{
+    a->has_scale = 1;
+}
+static void spoil_skip_and_deep(rssm_decode_args *a)
+{
+    a->flags = RSSM_SKIP_VALIDATE | RSSM_CHECK_DEEP;
+}
 static void spoil_scale_wide(rssm_decode_args *a)
 {
     a->has_scale = 1;
@@ -1214,6 +1269,8 @@ static const bad_args bad_args_cases[] = {
     {"has_lower_bound -1", spoil_has_bound, RSSM_ERR_ARGUMENT, "has_lower_bound"},
     {"scale NaN", spoil_scale_nan, RSSM_ERR_ARGUMENT, "scale"},
     {"scale inf", spoil_scale_inf, RSSM_ERR_ARGUMENT, "scale"},
+    {"scale 0", spoil_scale_zero, RSSM_ERR_ARGUMENT, "scale"},
+    {"SKIP and DEEP", spoil_skip_and_deep, RSSM_ERR_ARGUMENT, "RSSM_SKIP_VALIDATE"},
     {"scale 1e39", spoil_scale_wide, RSSM_ERR_ARGUMENT, "scale"},
     {"bound 0", spoil_bound_zero, RSSM_ERR_ARGUMENT, "lower_bound"},
     {"bound 5", spoil_bound_positive, RSSM_ERR_ARGUMENT, "lower_bound"},
@@ -1308,12 +1365,6 @@ typedef struct accepted_form {
     const char *name;
     void (*change)(h_call *call);
 } accepted_form;
-
-#define FOR_ROLES(call, role)                                     \
-    int count_;                                                   \
-    const h_role *role = h_roles((call)->spec.family, &count_);   \
-    for (const h_role *end_ = role + count_; role < end_; role++) \
-        if ((call)->tensors[role->role].block)
 
 static void change_nothing(h_call *call)
 {
@@ -1986,6 +2037,8 @@ START_TEST(test_begin_arguments)
     c.args = right;
     c.args.flags = 4;
     begin_refused(&c, RSSM_ERR_ARGUMENT, RSSM_T_NONE, "flag 0x4");
+    c.args.flags = RSSM_SKIP_VALIDATE; /* of decode */
+    begin_refused(&c, RSSM_ERR_ARGUMENT, RSSM_T_NONE, "flag 0x1");
     c.args = right;
     c.flush.shape[0] = BEGIN_ROWS - 1;
     begin_refused(&c, RSSM_ERR_SHAPE, RSSM_T_FORCE_FLUSH, "`force_flush` must have shape [B] = [4]; got [3]");
@@ -2067,6 +2120,7 @@ int main(void)
     add(suite, "named cases", test_named_case, COUNT(named_cases));
     add(suite, "g_cache not float32", test_g_cache_not_float32, 1);
     add(suite, "different devices", test_tensors_on_different_devices, 1);
+    add(suite, "other GPU", test_other_gpu, 1);
     add(suite, "ring length", test_ring_length, 4);
     add(suite, "bad arguments", test_bad_args, 3 * COUNT(bad_args_cases));
     add(suite, "max_batch", test_batch_above_max, 3);

@@ -1,0 +1,477 @@
+/* A plugin in front of the plugin, so that tests written for host memory run on a GPU as they are.
+ *
+ * It exports replayssm_get_api like any plugin and passes everything on to the plugin at $RSSM_MIRRORED. Instances for
+ * the scalar CPU level become CUDA instances: each tensor of a call gets a twin in device memory, which is uploaded
+ * before the call and downloaded after it, inputs too, so that the test sees every byte that the GPU changed. Twins lie
+ * between guard bytes that are checked; gaps between strided rows travel along, as the test filled them.
+ * All other instances stay on the CPU, but only the reference says so to who asks for its level: loops over all
+ * engines then run the reference and the GPU. */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <dlfcn.h>
+
+#include "gpu.h"
+#include "replayssm.h"
+#include "rssm_fault.h"
+
+enum { GUARD = 256, GUARD_BYTE = 0xFF, MAX_TENSORS = RSSM_T_COUNT };
+static const size_t whole_limit = (size_t)256 << 20; /* larger spans travel row by row, without their gaps */
+
+typedef struct twin {
+    struct twin *next;
+    uintptr_t host;
+    size_t bytes;
+    CUdeviceptr block, at; /* at: of the first byte, same address modulo 256 as in the host's memory */
+} twin;
+
+typedef struct mirrored {
+    rssm_plugin *real;
+    bool cuda, reference;
+    twin *twins;
+    DLTensor *pool; /* the host's, with shapes and strides of their own */
+    int64_t num_pool;
+    int64_t cursor; /* which of them, -1 = none */
+} mirrored;
+
+/* Tensors of one call: the host's, and as the GPU gets them. */
+typedef struct call {
+    mirrored *m;
+    int64_t count;
+    const DLTensor **host;
+    DLTensor *device;
+} call;
+
+static const rssm_api *real_api(void)
+{
+    static const rssm_api *api;
+    if (api)
+        return api;
+    const char *path = getenv("RSSM_MIRRORED");
+    void *library = path ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    rssm_get_api_fn get = NULL;
+    if (library)
+        *(void **)(void *)&get = dlsym(library, RSSM_GET_API_SYMBOL);
+    api = get ? get(RSSM_ABI_MAJOR) : NULL;
+    if (!api)
+        fprintf(stderr, "RSSM_MIRRORED must be the path of replayssm.so: %s\n", path ? dlerror() : "not set");
+    return api;
+}
+
+static mirrored *unwrap(const rssm_plugin *plugin)
+{
+    return (mirrored *)(uintptr_t)plugin;
+}
+
+static rssm_status refuse(rssm_error *err, rssm_status status, const char *what, const char *name)
+{
+    if (err) {
+        err->status = status;
+        snprintf(err->message, sizeof err->message, "mirror: %s%s", what, name);
+    }
+    return status;
+}
+
+/* ---- twins ------------------------------------------------------------------------------------------------------ */
+
+static uintptr_t first_byte(const DLTensor *t)
+{
+    return (uintptr_t)t->data + (uintptr_t)t->byte_offset;
+}
+
+/* Bytes from the first element to the end of the last one; 0 for an empty tensor. */
+static size_t span_of(const DLTensor *t)
+{
+    int64_t last = 0, compact = 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        if (t->shape[i] == 0)
+            return 0;
+        last += (t->shape[i] - 1) * (t->strides ? t->strides[i] : compact);
+        compact *= t->shape[i];
+    }
+    return (size_t)(last + 1) * t->dtype.bits / 8;
+}
+
+static size_t row_bytes(const DLTensor *t)
+{
+    size_t bytes = t->dtype.bits / 8;
+    for (int i = 1; i < t->ndim; i++)
+        bytes *= (size_t)t->shape[i];
+    return bytes;
+}
+
+/* Under memcheck twins have no guards, so that it sees the first byte too many that is read. */
+static size_t guard(void)
+{
+    return getenv("RSSM_MIRROR_EXACT") ? 0 : GUARD;
+}
+
+static twin *twin_of(mirrored *m, uintptr_t host, size_t bytes)
+{
+    for (twin *t = m->twins; t; t = t->next)
+        if (t->host <= host && host + bytes <= t->host + t->bytes)
+            return t;
+    twin *t = calloc(1, sizeof *t);
+    size_t shift = host % 256, size = guard() + shift + bytes + guard();
+    if (t)
+        t->block = gpu_try_alloc(size);
+    if (!t || !t->block) {
+        free(t);
+        return NULL;
+    }
+    gpu_fill(t->block, GUARD_BYTE, size);
+    t->host = host;
+    t->bytes = bytes;
+    t->at = t->block + guard() + shift;
+    t->next = m->twins;
+    m->twins = t;
+    return t;
+}
+
+static void free_twins(mirrored *m)
+{
+    while (m->twins) {
+        twin *t = m->twins;
+        m->twins = t->next;
+        gpu_free(t->block);
+        free(t);
+    }
+}
+
+static void upload(const twin *twin, const DLTensor *t)
+{
+    CUdeviceptr to = twin->at + (first_byte(t) - twin->host);
+    const char *from = (const char *)first_byte(t);
+    size_t span = span_of(t), stride = t->strides ? (size_t)t->strides[0] * t->dtype.bits / 8 : row_bytes(t);
+    if (span <= whole_limit)
+        gpu_upload(to, from, span);
+    for (int64_t i = 0; span > whole_limit && i < t->shape[0]; i++)
+        gpu_upload(to + (size_t)i * stride, from + (size_t)i * stride, row_bytes(t));
+}
+
+static bool is_guard(const unsigned char *bytes)
+{
+    for (size_t i = 0; i < guard(); i++)
+        if (bytes[i] != GUARD_BYTE)
+            return false;
+    return true;
+}
+
+static void download_rows(const twin *twin, const DLTensor *t)
+{
+    char *to = (char *)first_byte(t);
+    size_t stride = t->strides ? (size_t)t->strides[0] * t->dtype.bits / 8 : row_bytes(t);
+    for (int64_t i = 0; i < t->shape[0]; i++)
+        gpu_download(to + (size_t)i * stride, twin->at + (size_t)i * stride, row_bytes(t));
+}
+
+/* false: the GPU wrote beyond the tensor. */
+static bool download(const twin *twin, const DLTensor *t)
+{
+    if (twin->bytes > whole_limit) {
+        download_rows(twin, t);
+        return true;
+    }
+    unsigned char *copy = malloc(twin->bytes + 2 * GUARD);
+    if (!copy)
+        return false;
+    gpu_download(copy, twin->at - guard(), twin->bytes + 2 * guard());
+    memcpy((char *)first_byte(t), copy + guard() + (first_byte(t) - twin->host), span_of(t));
+    bool whole = is_guard(copy) && is_guard(copy + guard() + twin->bytes);
+    free(copy);
+    return whole;
+}
+
+/* ---- calls ------------------------------------------------------------------------------------------------------ */
+
+static bool call_begin(call *c, mirrored *m, int64_t most)
+{
+    *c = (call){.m = m, .host = calloc((size_t)most + 1, sizeof *c->host)};
+    c->device = calloc((size_t)most + 1, sizeof *c->device);
+    return c->host && c->device;
+}
+
+/* The tensor as the GPU gets it, uploaded; t itself where there is nothing to mirror, NULL without memory. */
+static const DLTensor *call_take(call *c, const DLTensor *t)
+{
+    if (!t)
+        return NULL;
+    DLTensor *device = &c->device[c->count];
+    *device = *t;
+    device->device = (DLDevice){.device_type = kDLCUDA};
+    c->host[c->count++] = t;
+    if (!t->data || span_of(t) == 0)
+        return device;
+    twin *twin = twin_of(c->m, first_byte(t), span_of(t));
+    if (!twin)
+        return NULL;
+    upload(twin, t);
+    device->data = (void *)(twin->at + (first_byte(t) - twin->host) - t->byte_offset);
+    return device;
+}
+
+static rssm_status call_end(call *c, rssm_status status, rssm_error *err)
+{
+    gpu_wait();
+    for (int64_t i = 0; i < c->count; i++) {
+        const DLTensor *t = c->host[i];
+        size_t span = t->data ? span_of(t) : 0;
+        if (span && !download(twin_of(c->m, first_byte(t), span), t) && !status)
+            status = refuse(err, RSSM_ERR_INTERNAL, "the GPU wrote outside a tensor", "");
+    }
+    free(c->host);
+    free(c->device);
+    return status;
+}
+
+static rssm_status no_memory(rssm_error *err)
+{
+    return refuse(err, RSSM_ERR_OUT_OF_MEMORY, "no memory", "");
+}
+
+/* ---- the table -------------------------------------------------------------------------------------------------- */
+
+static rssm_status mirror_info(rssm_info *out, rssm_error *err)
+{
+    return real_api()->plugin_info(out, err);
+}
+
+static rssm_status mirror_init(const rssm_init_args *args, rssm_plugin **out, rssm_error *err)
+{
+    mirrored *m = calloc(1, sizeof *m);
+    if (!m)
+        return no_memory(err);
+    rssm_init_args copy = *args;
+    m->reference = (args->flags & RSSM_INIT_CPU_REFERENCE) != 0;
+    m->cuda = !m->reference && args->cpu_level == RSSM_CPU_SCALAR;
+    m->cursor = -1;
+    if (m->cuda)
+        copy.device_type = kDLCUDA;
+    rssm_status status = real_api()->init(&copy, &m->real, err);
+    *out = (rssm_plugin *)(void *)m;
+    if (status) {
+        free(m);
+        *out = NULL;
+    }
+    return status;
+}
+
+static rssm_status mirror_describe(const rssm_plugin *plugin, rssm_description *out, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    rssm_status status = real_api()->describe(m->real, out, err);
+    if (!status && !m->reference)
+        out->cpu_level = m->cuda ? "scalar" : "";
+    return status;
+}
+
+static rssm_status mirror_layout(const rssm_plugin *plugin, rssm_layout *out, rssm_error *err)
+{
+    return real_api()->pool_layout(unwrap(plugin)->real, out, err);
+}
+
+static rssm_status mirror_prepare(rssm_plugin *plugin, rssm_error *err)
+{
+    return real_api()->prepare(unwrap(plugin)->real, err);
+}
+
+static bool keep_pool_tensor(mirrored *m, const DLTensor *t, bool cursor)
+{
+    DLTensor *kept = &m->pool[m->num_pool];
+    int64_t *sizes = calloc((size_t)t->ndim * 2, sizeof *sizes);
+    if (!sizes)
+        return false;
+    *kept = *t;
+    kept->shape = memcpy(sizes, t->shape, (size_t)t->ndim * sizeof *sizes);
+    kept->strides = t->strides ? memcpy(sizes + t->ndim, t->strides, (size_t)t->ndim * sizeof *sizes) : NULL;
+    if (cursor)
+        m->cursor = m->num_pool;
+    m->num_pool++;
+    return true;
+}
+
+static rssm_status bind_tensors(mirrored *m, const rssm_pool_args *args, int64_t layers, rssm_error *err)
+{
+    int64_t most = layers * args->num_roles;
+    const DLTensor **tensors = calloc((size_t)most + 1, sizeof *tensors);
+    call c;
+    m->pool = calloc((size_t)most + 1, sizeof *m->pool);
+    if (!tensors || !m->pool || !call_begin(&c, m, most))
+        return no_memory(err);
+    for (int64_t i = 0; i < most; i++) {
+        const DLTensor *t = args->tensors[i];
+        bool cursor = i % args->num_roles == RSSM_T_CURSOR;
+        tensors[i] = call_take(&c, t);
+        if (t && (!tensors[i] || ((!cursor || i < args->num_roles) && !keep_pool_tensor(m, t, cursor))))
+            return no_memory(err);
+    }
+    rssm_pool_args copy = *args;
+    copy.tensors = tensors;
+    rssm_status status = call_end(&c, real_api()->pool_create(m->real, &copy, err), err);
+    free(tensors);
+    return status;
+}
+
+static rssm_status mirror_pool_create(rssm_plugin *plugin, const rssm_pool_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    if (!m->cuda)
+        return real_api()->pool_create(m->real, args, err);
+    if (!args || !args->tensors)
+        return refuse(err, RSSM_ERR_UNSUPPORTED, "pool_create without tensors", "");
+    rssm_layout layout = {.struct_size = sizeof layout};
+    rssm_status status = real_api()->pool_layout(m->real, &layout, err);
+    return status ? status : bind_tensors(m, args, layout.num_layers, err);
+}
+
+static rssm_status mirror_pool_tensors(const rssm_plugin *plugin, int32_t layer, const DLTensor **tensors,
+                                       uint32_t num_tensors, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    if (m->cuda)
+        return refuse(err, RSSM_ERR_UNSUPPORTED, "pool_tensors", "");
+    return real_api()->pool_tensors(m->real, layer, tensors, num_tensors, err);
+}
+
+static rssm_status mirror_reset(rssm_plugin *plugin, const rssm_reset_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    call c;
+    if (!m->cuda)
+        return real_api()->reset(m->real, args, err);
+    if (!call_begin(&c, m, m->num_pool + 1))
+        return no_memory(err);
+    rssm_reset_args copy = *args;
+    copy.slots = call_take(&c, args->slots);
+    for (int64_t i = 0; i < m->num_pool; i++)
+        call_take(&c, &m->pool[i]);
+    return call_end(&c, real_api()->reset(m->real, &copy, err), err);
+}
+
+static rssm_status mirror_step_begin(rssm_plugin *plugin, const rssm_step_begin_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    call c;
+    if (!m->cuda)
+        return real_api()->step_begin(m->real, args, err);
+    if (!call_begin(&c, m, 4))
+        return no_memory(err);
+    rssm_step_begin_args copy = *args;
+    copy.slots = call_take(&c, args->slots);
+    copy.force_flush = call_take(&c, args->force_flush);
+    copy.rows_out = call_take(&c, args->rows_out);
+    if (m->cursor >= 0)
+        call_take(&c, &m->pool[m->cursor]);
+    return call_end(&c, real_api()->step_begin(m->real, &copy, err), err);
+}
+
+typedef rssm_status (*step_fn)(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err);
+
+static rssm_status step(mirrored *m, const rssm_decode_args *args, step_fn run, rssm_error *err)
+{
+    const DLTensor *tensors[MAX_TENSORS] = {NULL};
+    call c;
+    if (args->num_tensors > MAX_TENSORS || !call_begin(&c, m, MAX_TENSORS))
+        return no_memory(err);
+    for (uint32_t role = 0; role < args->num_tensors; role++) {
+        tensors[role] = call_take(&c, args->tensors[role]);
+        if (args->tensors[role] && !tensors[role])
+            return no_memory(err);
+    }
+    rssm_decode_args copy = *args;
+    copy.tensors = tensors;
+    return call_end(&c, run(m->real, &copy, err), err);
+}
+
+static rssm_status validate_real(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    return real_api()->validate(plugin, args, err);
+}
+
+static rssm_status mirror_validate(const rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    return m->cuda ? step(m, args, validate_real, err) : validate_real(m->real, args, err);
+}
+
+static rssm_status mirror_decode(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    return m->cuda ? step(m, args, real_api()->decode, err) : real_api()->decode(m->real, args, err);
+}
+
+static rssm_status mirror_teardown(rssm_plugin **plugin, rssm_error *err)
+{
+    mirrored *m = plugin ? unwrap(*plugin) : NULL;
+    if (!m)
+        return real_api()->teardown(NULL, err);
+    rssm_status status = real_api()->teardown(&m->real, err);
+    free_twins(m);
+    for (int64_t i = 0; i < m->num_pool; i++)
+        free(m->pool[i].shape);
+    free(m->pool);
+    free(m);
+    *plugin = NULL;
+    return status;
+}
+
+static const rssm_fault_api *real_fault(void)
+{
+    return real_api()->get_extension(RSSM_EXT_FAULT);
+}
+
+static rssm_status mirror_fault_read(rssm_plugin *plugin, void *stream, uint32_t *word, rssm_error *err)
+{
+    return real_fault()->read(unwrap(plugin)->real, stream, word, err);
+}
+
+static rssm_status mirror_fault_clear(rssm_plugin *plugin, void *stream, rssm_error *err)
+{
+    return real_fault()->clear(unwrap(plugin)->real, stream, err);
+}
+
+static const rssm_fault_api fault_api = {
+    .struct_size = sizeof fault_api, .read = mirror_fault_read, .clear = mirror_fault_clear};
+
+static const void *mirror_extension(const char *id)
+{
+    return strcmp(id, RSSM_EXT_FAULT) == 0 ? &fault_api : NULL;
+}
+
+static const char *mirror_status_name(rssm_status status)
+{
+    return real_api()->status_name(status);
+}
+
+static const char *mirror_role_name(int32_t role)
+{
+    return real_api()->role_name(role);
+}
+
+static const rssm_api api = {.struct_size = sizeof api,
+                             .abi_major = RSSM_ABI_MAJOR,
+                             .abi_minor = RSSM_ABI_MINOR,
+                             .plugin_info = mirror_info,
+                             .init = mirror_init,
+                             .describe = mirror_describe,
+                             .pool_layout = mirror_layout,
+                             .prepare = mirror_prepare,
+                             .pool_create = mirror_pool_create,
+                             .pool_tensors = mirror_pool_tensors,
+                             .reset = mirror_reset,
+                             .step_begin = mirror_step_begin,
+                             .validate = mirror_validate,
+                             .decode = mirror_decode,
+                             .get_extension = mirror_extension,
+                             .teardown = mirror_teardown,
+                             .status_name = mirror_status_name,
+                             .role_name = mirror_role_name};
+
+__attribute__((visibility("default"))) const rssm_api *replayssm_get_api(uint32_t abi_major);
+
+const rssm_api *replayssm_get_api(uint32_t abi_major)
+{
+    return abi_major == RSSM_ABI_MAJOR && real_api() ? &api : NULL;
+}
