@@ -1,5 +1,6 @@
-/* Flags on x86-64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c. Nothing of this file runs on a machine without them
- * (cpu/select.c asks), so nothing in it may be shared with other files: all helpers are static. */
+/* Flags on x86-64: -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c.
+ * Nothing of this file runs on a machine without them (cpu/select.c asks), so nothing in it may be shared with other
+ * files: all helpers are static. */
 #if defined(__x86_64__)
 #include "cpu/simd_avx512.h"
 

@@ -93,6 +93,16 @@ static int64_t cuda_workspace_bytes(const rssm_backend_options *options)
     return FAULT_BYTES + (int64_t)options->max_regions * (int64_t)sizeof(rssm_region);
 }
 
+static void cuda_free(void *ctx, void *ptr, int64_t bytes)
+{
+    cuda_instance *cuda = ctx;
+    if (!ptr || cuda->driver.push(cuda->context))
+        return; /* the context is gone, and its memory with it */
+    give(cuda, (CUdeviceptr)ptr, bytes);
+    CUcontext ours;
+    cuda->driver.pop(&ours);
+}
+
 static rssm_status cuda_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *err)
 {
     cuda_instance *cuda = ctx;
@@ -105,22 +115,12 @@ static rssm_status cuda_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *
         result = cuda->driver.memset8(memory, 0, (size_t)bytes, NULL);
     if (!result)
         result = cuda->driver.stream_sync(NULL);
-    if (result)
-        give(cuda, memory, bytes);
     status = leave(cuda, result, "allocating device memory", err);
-    if (!status)
+    if (status)
+        cuda_free(cuda, (void *)memory, bytes);
+    else
         *ptr = (void *)memory;
     return status;
-}
-
-static void cuda_free(void *ctx, void *ptr, int64_t bytes)
-{
-    cuda_instance *cuda = ctx;
-    if (cuda->driver.push(cuda->context))
-        return; /* the context is gone, and its memory with it */
-    give(cuda, (CUdeviceptr)ptr, bytes);
-    CUcontext ours;
-    cuda->driver.pop(&ours);
 }
 
 /* ---- open and close --------------------------------------------------------------------------------------------- */
@@ -251,7 +251,9 @@ static rssm_status cuda_open(const rssm_backend_options *options, void **ctx, rs
     if (!status) {
         status = open_in_context(cuda, err);
         CUcontext ours;
-        cuda->driver.pop(&ours);
+        CUresult popped = cuda->driver.pop(&ours);
+        if (popped && !status)
+            status = fail(cuda, popped, "cuCtxPopCurrent", err);
     }
     if (status)
         cuda_close(cuda);
@@ -275,14 +277,15 @@ static rssm_status cuda_bind(void *ctx, const rssm_pool *pool, rssm_error *err)
         result = cuda->driver.to_device(regions, pool->regions, (size_t)bytes, NULL);
     if (!result)
         result = cuda->driver.stream_sync(NULL);
-    if (result) {
-        give(cuda, regions, bytes);
-    } else {
-        cuda->regions = regions;
-        cuda->regions_bytes = bytes;
-        cuda->pool = *pool;
+    status = leave(cuda, result, "binding the pool", err);
+    if (status) {
+        cuda_free(cuda, (void *)regions, bytes);
+        return status;
     }
-    return leave(cuda, result, "binding the pool", err);
+    cuda->regions = regions;
+    cuda->regions_bytes = bytes;
+    cuda->pool = *pool;
+    return RSSM_OK;
 }
 
 static rssm_status launch(cuda_instance *cuda, int kernel, const rssm_cuda_launch *how, const void *args, void *stream,

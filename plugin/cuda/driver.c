@@ -67,6 +67,6 @@ rssm_status rssm_cuda_fail(const rssm_cuda_driver *driver, CUresult result, cons
                          : result == CUDA_ERROR_OUT_OF_MEMORY ? RSSM_ERR_OUT_OF_MEMORY
                                                               : RSSM_ERR_CUDA;
     rssm_fail(err, status, "%s: CUDA error %d (%s)", what, (int)result, text);
-    err->cuda_error = (int32_t)result;
+    err->cuda_error = status == RSSM_ERR_OUT_OF_MEMORY ? 0 : (int32_t)result; /* as rssm_error promises */
     return status;
 }

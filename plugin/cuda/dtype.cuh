@@ -132,8 +132,7 @@ DEVICE void widen_chunk(uint4 raw, float *x, f32_state)
     x[3] = __uint_as_float(raw.w);
 }
 
-template <class ST>
-DEVICE void widen_chunk(uint4 raw, float *x, ST st)
+template <class ST> DEVICE void widen_chunk(uint4 raw, float *x, ST st)
 {
     widen2(raw.x, x, st);
     widen2(raw.y, x + 2, st);
@@ -158,8 +157,7 @@ DEVICE uint4 narrow_chunk(float *x, bool *, f32_state)
     return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
 }
 
-template <class ST>
-DEVICE uint4 narrow_chunk(float *x, bool *hit, ST st)
+template <class ST> DEVICE uint4 narrow_chunk(float *x, bool *hit, ST st)
 {
     float top = 0.0f; /* fmaxf passes over NaN */
 #pragma unroll

@@ -12,20 +12,21 @@ typedef struct rssm_cuda_variant {
     int32_t threads; /* per block */
     int32_t ring;    /* 1: L >= 2, 0: L = 1 */
     int32_t io;      /* dtype of inputs, output and ring, 0 = any */
+    int32_t fill;    /* blocks per multiprocessor from which it is the best choice */
     int32_t smem;    /* dynamic shared memory, bytes */
 } rssm_cuda_variant;
 
 #define RSSM_CUDA_STRING_(x) #x
 #define RSSM_CUDA_STRING(x)  RSSM_CUDA_STRING_(x)
-#define RSSM_CUDA_VARIANT(family, state, K, V, VT, NT, kind, io, blocks)      \
-    {RSSM_CUDA_STRING(RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind, io)), \
-     RSSM_CUDA_FAMILY_##family,                                           \
-     RSSM_CUDA_DTYPE_##state,                                             \
-     K,                                                                   \
-     V,                                                                   \
-     VT,                                                                  \
-     NT,                                                                  \
-     RSSM_CUDA_RING_##kind,                                               \
+#define RSSM_CUDA_VARIANT(family, state, K, V, VT, NT, kind, io, blocks, fill) \
+    {RSSM_CUDA_STRING(RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind, io)),  \
+     RSSM_CUDA_FAMILY_##family,                                                \
+     RSSM_CUDA_DTYPE_##state,                                                  \
+     K,                                                                        \
+     V,                                                                        \
+     VT,                                                                       \
+     NT,                                                                       \
+     RSSM_CUDA_RING_##kind,                                                    \
      RSSM_CUDA_SMEM(RSSM_CUDA_FAMILY_##family, RSSM_CUDA_BYTES_##state, K, VT, NT, RSSM_CUDA_RING_##kind)},
 
 static const rssm_cuda_variant rssm_cuda_variants[] = {RSSM_CUDA_LIST_KDA(RSSM_CUDA_VARIANT) RSSM_CUDA_LIST_GDN(
@@ -66,12 +67,11 @@ static inline int rssm_cuda_variant_fits(const rssm_cuda_variant *v, const rssm_
         return 0;
     if (!rssm_cuda_pool_fits(&s->state))
         return 0;
-    return !v->ring || (rssm_cuda_pool_fits(&s->d_cache) && rssm_cuda_pool_fits(&s->k_cache) &&
-                        rssm_cuda_pool_fits(&s->g_cache));
+    return !v->ring ||
+           (rssm_cuda_pool_fits(&s->d_cache) && rssm_cuda_pool_fits(&s->k_cache) && rssm_cuda_pool_fits(&s->g_cache));
 }
 
-/* The kernel for a step on a device of `sms` multiprocessors: of the variants that fit, listed from the largest tile
- * to the smallest, the first whose blocks fill the device; the smallest where none does. */
+/* The kernel for a step on a device of `sms` multiprocessors, as variants.h says. */
 static inline rssm_cuda_launch rssm_cuda_choose(const rssm_step *s, int sms)
 {
     rssm_cuda_launch l = {-1, {0, 0, 0}, 0, 0};
@@ -79,9 +79,12 @@ static inline rssm_cuda_launch rssm_cuda_choose(const rssm_step *s, int sms)
         const rssm_cuda_variant *v = &rssm_cuda_variants[i];
         if (!rssm_cuda_variant_fits(v, s))
             continue;
-        l.variant = i;
-        if ((int64_t)s->B * s->HV * s->V / v->tile >= (int64_t)sms * RSSM_CUDA_BLOCKS_PER_SM)
+        if ((int64_t)s->B * s->HV * s->V / v->tile >= (int64_t)sms * v->fill) {
+            l.variant = i;
             break;
+        }
+        if (l.variant < 0 || v->tile < rssm_cuda_variants[l.variant].tile)
+            l.variant = i;
     }
     const rssm_cuda_variant *v = l.variant < 0 ? 0 : &rssm_cuda_variants[l.variant];
     l.threads = v ? (uint32_t)v->threads : RSSM_CUDA_GENERAL_THREADS;

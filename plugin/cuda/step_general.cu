@@ -16,14 +16,14 @@
 #define MAXL  64
 
 struct general_shared {
-    float w[MAXL][TILE];      /* k_j exp(G - G_j), for Mamba-2 times dt_j */
-    float x[2][TILE];         /* q and k, normalised and scaled */
-    float e[TILE];            /* exp(G), the token's gate included */
-    float score[MAXL][2];     /* w_j . x */
-    float decay[MAXL];        /* exp(G - G_j) where it is one number per head */
-    float d[ROWS];            /* the token's d, rounded to the ring dtype */
+    float w[MAXL][TILE];  /* k_j exp(G - G_j), for Mamba-2 times dt_j */
+    float x[2][TILE];     /* q and k, normalised and scaled */
+    float e[TILE];        /* exp(G), the token's gate included */
+    float score[MAXL][2]; /* w_j . x */
+    float decay[MAXL];    /* exp(G - G_j) where it is one number per head */
+    float d[ROWS];        /* the token's d, rounded to the ring dtype */
     float red[WARPS][3];
-    float gate, decay_total;  /* the token's g or dt; exp(G) */
+    float gate, decay_total; /* the token's g or dt; exp(G) */
 };
 
 /* One (row, head) seen by a thread. */
@@ -219,8 +219,7 @@ extern "C" __global__ void __launch_bounds__(TILE) rssm_step_general(const __gri
 #pragma unroll
             for (int i = 0; i < WROWS; ++i) {
                 if (v0 + i < s.V) {
-                    const float x =
-                        load_any(s.state.data, state_at + (int64_t)(v0 + i) * s.K + k0 + n, s.state.dtype);
+                    const float x = load_any(s.state.data, state_at + (int64_t)(v0 + i) * s.K + k0 + n, s.state.dtype);
                     acc[i][0] += x * y0;
                     acc[i][1] += x * y1;
                 }
@@ -257,8 +256,7 @@ extern "C" __global__ void __launch_bounds__(TILE) rssm_step_general(const __gri
                 out *= z * sigmoid(z);
             }
         } else {
-            const float beta =
-                sigmoid(load_any(s.b.data, c.row * s.b.row + c.hv, s.b.dtype)) * s.beta_scale;
+            const float beta = sigmoid(load_any(s.b.data, c.row * s.b.row + c.hv, s.b.dtype)) * s.beta_scale;
             d = beta * (v - sum1);
             out = sum0 + d * (qk * c.q_scale * c.k_scale);
         }

@@ -35,8 +35,7 @@
 /* Sums N values per lane over the lanes that differ in the bits FIRST, FIRST/2, ... LAST. Where possible a step halves
  * the number of values instead of keeping copies: afterwards a lane holds, from v[0] on, the sums of the values that its
  * own bits select, highest bit first. N a power of two. */
-template <int N, int FIRST, int LAST>
-DEVICE void sum_over_lanes(float *v, int lane)
+template <int N, int FIRST, int LAST> DEVICE void sum_over_lanes(float *v, int lane)
 {
     if constexpr (FIRST >= LAST) {
         if constexpr (N > 1) {
@@ -55,8 +54,7 @@ DEVICE void sum_over_lanes(float *v, int lane)
 }
 
 /* N consecutive elements as raw bits, half-width ones packed in pairs. The address fits the vector. */
-template <int N>
-DEVICE void load_packed(uint32_t *raw, const unsigned char *p, int dtype)
+template <int N> DEVICE void load_packed(uint32_t *raw, const unsigned char *p, int dtype)
 {
     if (is_half_width(dtype)) {
         if constexpr (N == 1) {
@@ -91,8 +89,7 @@ DEVICE void load_packed(uint32_t *raw, const unsigned char *p, int dtype)
     }
 }
 
-template <int N, class ST>
-DEVICE void widen_halves(const uint32_t *raw, float *x, ST st)
+template <int N, class ST> DEVICE void widen_halves(const uint32_t *raw, float *x, ST st)
 {
     if constexpr (N == 1) {
         float pair[2];
@@ -106,8 +103,7 @@ DEVICE void widen_halves(const uint32_t *raw, float *x, ST st)
 }
 
 /* Four ring rows of N elements each: raw bits to floats. */
-template <int N>
-DEVICE void widen_rows(const uint32_t raw[4][N], float x[4][N], int dtype)
+template <int N> DEVICE void widen_rows(const uint32_t raw[4][N], float x[4][N], int dtype)
 {
     if (dtype == BF16) {
 #pragma unroll
@@ -127,8 +123,7 @@ DEVICE void widen_rows(const uint32_t raw[4][N], float x[4][N], int dtype)
 }
 
 /* N consecutive floats in shared memory. */
-template <int N>
-DEVICE void load_floats(float *x, const float *p)
+template <int N> DEVICE void load_floats(float *x, const float *p)
 {
     if constexpr (N % 4 == 0) {
 #pragma unroll
@@ -152,16 +147,14 @@ DEVICE void load_floats(float *x, const float *p)
 /* Where channel ch of an fp32 vector lies in shared memory. A lane reads the CHUNK floats that meet one chunk of the
  * state; with 8 of them the two float4 halves of a group of 64 channels are kept apart, so that the eight lanes of a
  * quarter warp read 128 consecutive bytes. */
-template <int CHUNK>
-DEVICE int spread(int ch)
+template <int CHUNK> DEVICE int spread(int ch)
 {
     if (CHUNK == 4)
         return ch;
     return (ch & ~63) | ((ch & 4) << 3) | ((ch & 56) >> 1) | (ch & 3);
 }
 
-template <int CHUNK>
-DEVICE void load_spread(float *x, const float *p, int group, int c)
+template <int CHUNK> DEVICE void load_spread(float *x, const float *p, int group, int c)
 {
     if (CHUNK == 4) {
         load_floats<4>(x, p + group * 32 + c * 4);
@@ -172,8 +165,7 @@ DEVICE void load_spread(float *x, const float *p, int group, int c)
 }
 
 /* N channels from ch on: whole groups of four, or half of one. */
-template <int CHUNK, int N>
-DEVICE void fetch_spread(float *x, const float *p, int ch)
+template <int CHUNK, int N> DEVICE void fetch_spread(float *x, const float *p, int ch)
 {
     if constexpr (N % 4 == 0) {
 #pragma unroll
@@ -184,8 +176,7 @@ DEVICE void fetch_spread(float *x, const float *p, int ch)
     }
 }
 
-template <int CHUNK, int N>
-DEVICE void store_spread(float *p, int ch, const float *x)
+template <int CHUNK, int N> DEVICE void store_spread(float *p, int ch, const float *x)
 {
     if constexpr (N % 4 == 0) {
 #pragma unroll
@@ -197,8 +188,7 @@ DEVICE void store_spread(float *p, int ch, const float *x)
 }
 
 /* x[0 .. N-1] as TERMS bfloat16 terms that add up to it, term i at p + i * stride. */
-template <int N, int TERMS>
-DEVICE void store_terms(uint16_t *p, int stride, const float *x)
+template <int N, int TERMS> DEVICE void store_terms(uint16_t *p, int stride, const float *x)
 {
     float rest[N];
 #pragma unroll
@@ -216,6 +206,25 @@ DEVICE void store_terms(uint16_t *p, int stride, const float *x)
             rest[n + 1] -= back[1];
         }
     }
+}
+
+/* One record of the fold: a lane's d's and its CP chunks of the decayed k. */
+template <int NRV, int CHUNK, int CP>
+DEVICE void fold_operands(float *d, float *k, const float *d_s, const float *w_s, int chunk0, int c)
+{
+    load_floats<NRV>(d, d_s);
+#pragma unroll
+    for (int n = 0; n < CP; ++n)
+        load_spread<CHUNK>(k + n * CHUNK, w_s, chunk0 + n, c);
+}
+
+template <int ROWS, int COLUMNS> DEVICE void rank_one(float x[ROWS][COLUMNS], const float *d, const float *k)
+{
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+        for (int m = 0; m < COLUMNS; ++m)
+            x[i][m] += d[i] * k[m];
 }
 
 /* Row of the call that this block works on. step_begin may leave in rows[i][7] which row the i-th blocks shall take, plus
@@ -238,22 +247,22 @@ template <int FAMILY, class ST, int K, int V, int VT, int NT, int RING, int DT>
 DEVICE void step_tile(const rssm_step &s)
 {
     constexpr int NW = NT / 32;
-    constexpr int NQ = FAMILY == MAMBA2 ? 1 : 2;      /* readouts */
-    constexpr int WR = VT / NW;                       /* state rows of a warp */
-    constexpr int NR = WR / 4;                        /* state rows of a lane */
-    constexpr int NRV = RSSM_CUDA_PAD4(NR);           /* d's of a lane in shared memory */
+    constexpr int NQ = FAMILY == MAMBA2 ? 1 : 2; /* readouts */
+    constexpr int WR = VT / NW;                  /* state rows of a warp */
+    constexpr int NR = WR / 4;                   /* state rows of a lane */
+    constexpr int NRV = RSSM_CUDA_PAD4(NR);      /* d's of a lane in shared memory */
     constexpr int CHUNK = ST::CHUNK;
-    constexpr int NC = K / (8 * CHUNK);               /* chunks of a lane per state row */
-    constexpr int WK = K / NW;                        /* channels of a warp */
-    constexpr int CH = WK / 8;                        /* channels of a lane, scores */
-    constexpr int KT = (WK + 31) / 32;                /* channels of a lane, inputs */
-    constexpr int DV = WR > 16 ? 4 : WR > 8 ? 2 : 1;  /* d's of a lane per ring row */
-    constexpr int NS = 16 * NQ;                       /* scores */
+    constexpr int NC = K / (8 * CHUNK);              /* chunks of a lane per state row */
+    constexpr int WK = K / NW;                       /* channels of a warp */
+    constexpr int CH = WK / 8;                       /* channels of a lane, scores */
+    constexpr int KT = (WK + 31) / 32;               /* channels of a lane, inputs */
+    constexpr int DV = WR > 16 ? 4 : WR > 8 ? 2 : 1; /* d's of a lane per ring row */
+    constexpr int NS = 16 * NQ;                      /* scores */
     constexpr int NREC = RSSM_CUDA_NREC(RING);
     constexpr bool MMA = ST::DTYPE == BF16;
     constexpr int TERMS = DT == BF16 && FAMILY != KDA ? 1 : 3; /* bfloat16 terms of x */
-    constexpr int YB = K + 32;                        /* row of x terms, padded against bank conflicts */
-    constexpr int HEAD = V < VT ? V : VT;             /* rows of one head in the block */
+    constexpr int YB = K + 32;                                 /* row of x terms, padded against bank conflicts */
+    constexpr int HEAD = V < VT ? V : VT;                      /* rows of one head in the block */
     static_assert(VT % (4 * NW) == 0 && (V % VT == 0 || (VT % V == 0 && V % WR == 0)), "rows");
     static_assert(K % (8 * CHUNK) == 0 && CH >= 2 && WR <= (MMA ? 32 : 64), "channels");
 
@@ -267,10 +276,10 @@ DEVICE void step_tile(const rssm_step &s)
     float *const y_s = e_s + (FAMILY == KDA ? K : 0);          /* KDA without MMA: [2][K] exp(G) x_q; spread */
     uint16_t *const yb_s = (uint16_t *)(y_s + (FAMILY == KDA && !MMA ? 2 * K : 0)); /* MMA: [NQ * 3][YB] */
     float *const part_s = (float *)(yb_s + (MMA ? NQ * 3 * YB : 0)); /* [NW][NS] scores over a warp's channels */
-    float *const red_s = part_s + NW * NS;                     /* [NW][4]: q.q, k.k, q.k over a warp's channels */
-    float *const head_s = red_s + NW * 4;                      /* [NW][4]: gate, beta, decay rate of each head */
-    uint64_t *const bar_s = (uint64_t *)(head_s + NW * 4);     /* [NW] */
-    const float *const dot_s = FAMILY == KDA ? y_s : x_s;      /* the x_q that meet the state, fp32 */
+    float *const red_s = part_s + NW * NS;                           /* [NW][4]: q.q, k.k, q.k over a warp's channels */
+    float *const head_s = red_s + NW * 4;                            /* [NW][4]: gate, beta, decay rate of each head */
+    uint64_t *const bar_s = (uint64_t *)(head_s + NW * 4);           /* [NW] */
+    const float *const dot_s = FAMILY == KDA ? y_s : x_s;            /* the x_q that meet the state, fp32 */
 
     const int t = threadIdx.x, w = t >> 5, lane = t & 31, r = lane >> 3, c = lane & 7;
     const int row0 = blockIdx.x * VT + w * WR; /* the warp's first row of [HV * V] */
@@ -297,23 +306,10 @@ DEVICE void step_tile(const rssm_step &s)
     }
     const bool mine = local < WR;
     const int64_t my_v = row0 + local; /* in a [HV, V] tensor */
-    /* 1. The slot, which everything waits for, and at once the state slice: measured, nothing may stand before them. */
+    /* 1. The slot, the inputs, the state slice, the ring rows: loads only. */
     const row_info ri = read_row(s, row);
-    bool hit = false;
-    if (!ri.valid) {
-        if (mine && dup == 0)
-            store_any(s.out, row * s.out_row + my_v, 0.0f, out_dtype, &hit);
-        raise_fault(s, ri.bad && t == 0 && blockIdx.x == 0, RSSM_FAULTBIT_CURSOR);
-        return;
-    }
-
-    unsigned char *const state_g =
-        (unsigned char *)s.state.data + (ri.slot * s.state.slot + (int64_t)row0 * K) * ST::BYTES;
-    slice_load(tile + w * WR * K * ST::BYTES, state_g, WR * K * ST::BYTES, bar_s + w, lane);
-
-    /* 2. The inputs and the ring rows: loads only. */
     const int h = (int)((uint32_t)hv * (uint32_t)s.H / (uint32_t)s.HV); /* key head */
-    const int lch = w * WK + lane;     /* my first input channel, then every 32nd */
+    const int lch = w * WK + lane;                                      /* my first input channel, then every 32nd */
     uint32_t q_raw[KT], k_raw[KT], a_raw[KT], bias_raw[KT];
 #pragma unroll
     for (int n = 0; n < KT; ++n) {
@@ -340,8 +336,19 @@ DEVICE void step_tile(const rssm_step &s)
     }
     const uint32_t v_raw = mine ? load_raw(s.v.data, row * s.v.row + my_v, v_dtype) : 0;
     const uint32_t skip_raw = FAMILY == MAMBA2 && s.D.data ? load_raw(s.D.data, hv, s.D.dtype) : 0;
-    const uint32_t z_raw =
-        FAMILY == MAMBA2 && s.z.data && mine ? load_raw(s.z.data, row * s.z.row + my_v, z_dtype) : 0;
+    const uint32_t z_raw = FAMILY == MAMBA2 && s.z.data && mine ? load_raw(s.z.data, row * s.z.row + my_v, z_dtype) : 0;
+
+    bool hit = false;
+    if (!ri.valid) {
+        if (mine && dup == 0)
+            store_any(s.out, row * s.out_row + my_v, 0.0f, out_dtype, &hit);
+        raise_fault(s, ri.bad && t == 0 && blockIdx.x == 0, RSSM_FAULTBIT_CURSOR);
+        return;
+    }
+
+    unsigned char *const state_g =
+        (unsigned char *)s.state.data + (ri.slot * s.state.slot + (int64_t)row0 * K) * ST::BYTES;
+    slice_load(tile + w * WR * K * ST::BYTES, state_g, WR * K * ST::BYTES, bar_s + w, lane);
 
     const int count = RING ? ri.count : 0;
     const bool flush = RING ? ri.flush : true;
@@ -748,18 +755,18 @@ DEVICE void step_tile(const rssm_step &s)
                     x[i][n * CHUNK + m] *= FAMILY == KDA ? e[m] : e_all;
             }
         }
+        /* The next record's operands are on their way while this one's are used. */
+        float dj[2][NRV], kj[2][CP * CHUNK];
+        fold_operands<NRV, CHUNK, CP>(dj[0], kj[0], my_d, w_s, n0, c);
 #pragma unroll 1
-        for (int j = 0; j <= count; ++j) {
-            float dj[NRV], kj[CP * CHUNK];
-            load_floats<NRV>(dj, my_d + j * 4 * NRV);
-#pragma unroll
-            for (int n = 0; n < CP; ++n)
-                load_spread<CHUNK>(kj + n * CHUNK, w_s + j * K, n0 + n, c);
-#pragma unroll
-            for (int i = 0; i < NR; ++i)
-#pragma unroll
-                for (int m = 0; m < CP * CHUNK; ++m)
-                    x[i][m] += dj[i] * kj[m];
+        for (int j = 0; j <= count; j += 2) {
+            const int j1 = min(j + 1, count), j2 = min(j + 2, count);
+            fold_operands<NRV, CHUNK, CP>(dj[1], kj[1], my_d + j1 * 4 * NRV, w_s + j1 * K, n0, c);
+            rank_one<NR, CP * CHUNK>(x, dj[0], kj[0]);
+            if (j == count)
+                break;
+            fold_operands<NRV, CHUNK, CP>(dj[0], kj[0], my_d + j2 * 4 * NRV, w_s + j2 * K, n0, c);
+            rank_one<NR, CP * CHUNK>(x, dj[1], kj[1]);
         }
 #pragma unroll
         for (int i = 0; i < NR; ++i)

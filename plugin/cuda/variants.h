@@ -14,9 +14,8 @@
 #include <stdint.h>
 
 #define RSSM_CUDA_MAX_RING        16 /* L of a tuned kernel */
-#define RSSM_CUDA_ORDER_MIN 8 /* rows of a call for which rows[i][7] is looked at */
-#define RSSM_CUDA_ORDER_MAX 192
-#define RSSM_CUDA_BLOCKS_PER_SM   3  /* with fewer in the grid a smaller tile is faster */
+#define RSSM_CUDA_ORDER_MIN       8  /* rows of a call for which rows[i][7] is looked at */
+#define RSSM_CUDA_ORDER_MAX       192
 #define RSSM_CUDA_GENERAL_ROWS    32 /* state rows per block of the general kernel */
 #define RSSM_CUDA_GENERAL_THREADS 128
 
@@ -26,11 +25,11 @@
 
 /* Dynamic shared memory of a tuned kernel in bytes; step_tile.cuh lays it out in this order. */
 #define RSSM_CUDA_READOUTS(family) ((family) == 3 ? 1 : 2)
-#define RSSM_CUDA_SMEM(family, dtype, K, VT, NT, ring)                                                                 \
-    ((VT) * (K) * ((dtype) == 1 ? 4 : 2) +                                                                             \
-     4 * (RSSM_CUDA_NREC(ring) * (K) + (NT) / 32 * RSSM_CUDA_NREC(ring) * 4 * RSSM_CUDA_PAD4((VT) / ((NT) / 8)) +      \
-          2 * (K) + ((family) == 1 ? 2 * (K) : 0) + ((family) == 1 && (dtype) != 2 ? 2 * (K) : 0) +                    \
-          (NT) / 32 * (16 * RSSM_CUDA_READOUTS(family) + 4 + 4 + 2)) +                                                 \
+#define RSSM_CUDA_SMEM(family, dtype, K, VT, NT, ring)                                                            \
+    ((VT) * (K) * ((dtype) == 1 ? 4 : 2) +                                                                        \
+     4 * (RSSM_CUDA_NREC(ring) * (K) + (NT) / 32 * RSSM_CUDA_NREC(ring) * 4 * RSSM_CUDA_PAD4((VT) / ((NT) / 8)) + \
+          2 * (K) + ((family) == 1 ? 2 * (K) : 0) + ((family) == 1 && (dtype) != 2 ? 2 * (K) : 0) +               \
+          (NT) / 32 * (16 * RSSM_CUDA_READOUTS(family) + 4 + 4 + 2)) +                                            \
      ((dtype) == 2 ? 2 * 3 * RSSM_CUDA_READOUTS(family) * ((K) + 32) : 0))
 
 /* The numbers behind the names in the lists below. */
@@ -39,51 +38,70 @@ enum { RSSM_CUDA_DTYPE_f32 = 1, RSSM_CUDA_DTYPE_bf16 = 2, RSSM_CUDA_DTYPE_f16 = 
 enum { RSSM_CUDA_IO_any = 0, RSSM_CUDA_IO_bf16 = 2 }; /* 0: whatever the step says */
 enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
 
-#define RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind, io)                                                          \
+#define RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind, io) \
     rssm_step_##family##_##state##_k##K##_v##V##_t##VT##_n##NT##_##kind##_##io
 
-/* X(family, state, K, V, VT, NT, kind, io, blocks per SM): VT state rows per block (parts of a head, or several heads
- * that share a key head), NT threads; io bf16: inputs, output and ring all bfloat16. Per family, state, K, V and kind
- * the largest tile comes first. */
-#define RSSM_CUDA_LIST_DELTA(X, family)                                                                                \
-    RSSM_CUDA_LIST_DELTA32(X, family, bf16)                                                                            \
-    RSSM_CUDA_LIST_DELTA32(X, family, any)                                                                             \
-    RSSM_CUDA_LIST_DELTA16(X, family, bf16, bf16)                                                                      \
-    RSSM_CUDA_LIST_DELTA16(X, family, bf16, any)                                                                       \
+/* X(family, state, K, V, VT, NT, kind, io, blocks, fill): VT state rows per block (parts of a head, or several heads that
+ * share a key head), NT threads; io bf16: inputs, output and ring all bfloat16. `blocks` per SM bounds the registers.
+ * The first variant of a shape is taken that fits and has at least `fill` blocks per SM to run; where none has, the one
+ * with the smallest tile. The figures are measured (H200). */
+#define RSSM_CUDA_LIST_DELTA(X, family)           \
+    RSSM_CUDA_LIST_DELTA32(X, family, bf16)       \
+    RSSM_CUDA_LIST_DELTA32(X, family, any)        \
+    RSSM_CUDA_LIST_DELTA16(X, family, bf16, bf16) \
+    RSSM_CUDA_LIST_DELTA16(X, family, bf16, any)  \
     RSSM_CUDA_LIST_DELTA16(X, family, f16, any)
-#define RSSM_CUDA_LIST_DELTA32(X, family, io)                                                                          \
-    X(family, f32, 128, 128, 128, 128, ring, io, 2)                                                                    \
-    X(family, f32, 128, 128, 64, 128, ring, io, 4)                                                                     \
-    X(family, f32, 128, 128, 128, 128, rw, io, 3)                                                                      \
-    X(family, f32, 128, 128, 64, 128, rw, io, 5)                                                                       \
-    X(family, f32, 128, 128, 32, 128, rw, io, 5)
-#define RSSM_CUDA_LIST_DELTA16(X, family, st, io)                                                                      \
-    X(family, st, 128, 128, 128, 128, ring, io, 4)                                                                     \
-    X(family, st, 128, 128, 64, 128, ring, io, 5)                                                                      \
-    X(family, st, 128, 128, 128, 128, rw, io, 5)                                                                       \
-    X(family, st, 128, 128, 64, 128, rw, io, 5)                                                                        \
-    X(family, st, 128, 128, 32, 128, rw, io, 5)
+#define RSSM_CUDA_LIST_DELTA32(X, family, io)          \
+    X(family, f32, 128, 128, 128, 128, ring, io, 2, 6) \
+    X(family, f32, 128, 128, 64, 128, ring, io, 4, 0)  \
+    X(family, f32, 128, 128, 64, 128, rw, io, 5, 3)    \
+    X(family, f32, 128, 128, 32, 128, rw, io, 5, 0)
+#define RSSM_CUDA_LIST_DELTA16(X, family, st, io)     \
+    X(family, st, 128, 128, 128, 128, ring, io, 4, 3) \
+    X(family, st, 128, 128, 64, 128, ring, io, 5, 0)  \
+    X(family, st, 128, 128, 64, 128, rw, io, 5, 12)   \
+    X(family, st, 128, 128, 128, 128, rw, io, 5, 1)   \
+    X(family, st, 128, 128, 32, 128, rw, io, 5, 0)
 
-#define RSSM_CUDA_LIST_KDA(X)    RSSM_CUDA_LIST_DELTA(X, kda)
-#define RSSM_CUDA_LIST_GDN(X)    RSSM_CUDA_LIST_DELTA(X, gdn)
-#define RSSM_CUDA_LIST_MAMBA2(X)                                                                                       \
-    RSSM_CUDA_LIST_M2(X, f32, ring, bf16, 4) RSSM_CUDA_LIST_M2(X, f32, rw, bf16, 4)                                    \
-    RSSM_CUDA_LIST_M2(X, f32, ring, any, 4) RSSM_CUDA_LIST_M2(X, f32, rw, any, 4)                                      \
-    RSSM_CUDA_LIST_M2(X, bf16, ring, bf16, 4) RSSM_CUDA_LIST_M2(X, bf16, rw, bf16, 4)                                  \
-    RSSM_CUDA_LIST_M2(X, bf16, ring, any, 4) RSSM_CUDA_LIST_M2(X, bf16, rw, any, 4)                                    \
-    RSSM_CUDA_LIST_M2(X, f16, ring, any, 4) RSSM_CUDA_LIST_M2(X, f16, rw, any, 4)
-#define RSSM_CUDA_LIST_M2(X, st, kind, io, minb)                                                                       \
-    X(mamba2, st, 128, 64, 128, 128, kind, io, 2)                                                                      \
-    X(mamba2, st, 128, 64, 64, 128, kind, io, minb)                                                                    \
-    X(mamba2, st, 128, 80, 160, 256, kind, io, 2)                                                                      \
-    X(mamba2, st, 128, 80, 80, 128, kind, io, minb)                                                                    \
-    X(mamba2, st, 128, 32, 128, 128, kind, io, 2)                                                                      \
-    X(mamba2, st, 128, 32, 32, 128, kind, io, minb)                                                                    \
-    X(mamba2, st, 256, 128, 128, 256, kind, io, 1)                                                                     \
-    X(mamba2, st, 256, 128, 64, 128, kind, io, 2)                                                                      \
-    X(mamba2, st, 256, 128, 32, 128, kind, io, minb)                                                                   \
-    X(mamba2, st, 256, 64, 128, 256, kind, io, 1)                                                                      \
-    X(mamba2, st, 256, 64, 64, 128, kind, io, 2)                                                                       \
-    X(mamba2, st, 256, 64, 32, 128, kind, io, minb)
+#define RSSM_CUDA_LIST_KDA(X) RSSM_CUDA_LIST_DELTA(X, kda)
+#define RSSM_CUDA_LIST_GDN(X) RSSM_CUDA_LIST_DELTA(X, gdn)
+#define RSSM_CUDA_LIST_MAMBA2(X)        \
+    RSSM_CUDA_LIST_M2_32(X, bf16)       \
+    RSSM_CUDA_LIST_M2_32(X, any)        \
+    RSSM_CUDA_LIST_M2_16(X, bf16, bf16) \
+    RSSM_CUDA_LIST_M2_16(X, bf16, any)  \
+    RSSM_CUDA_LIST_M2_16(X, f16, any)
+#define RSSM_CUDA_LIST_M2_32(X, io)                   \
+    X(mamba2, f32, 128, 64, 64, 128, ring, io, 4, 0)  \
+    X(mamba2, f32, 128, 80, 160, 256, ring, io, 2, 3) \
+    X(mamba2, f32, 128, 80, 80, 128, ring, io, 4, 0)  \
+    X(mamba2, f32, 128, 32, 128, 128, ring, io, 2, 1) \
+    X(mamba2, f32, 128, 32, 32, 128, ring, io, 4, 0)  \
+    X(mamba2, f32, 256, 128, 64, 128, ring, io, 2, 0) \
+    X(mamba2, f32, 256, 64, 64, 128, ring, io, 2, 0)  \
+    X(mamba2, f32, 128, 64, 64, 128, rw, io, 4, 0)    \
+    X(mamba2, f32, 128, 80, 80, 128, rw, io, 4, 0)    \
+    X(mamba2, f32, 128, 32, 128, 128, rw, io, 2, 3)   \
+    X(mamba2, f32, 128, 32, 32, 128, rw, io, 4, 0)    \
+    X(mamba2, f32, 256, 128, 32, 128, rw, io, 4, 0)   \
+    X(mamba2, f32, 256, 64, 32, 128, rw, io, 4, 0)
+#define RSSM_CUDA_LIST_M2_16(X, st, io)               \
+    X(mamba2, st, 128, 64, 128, 128, ring, io, 4, 3)  \
+    X(mamba2, st, 128, 64, 64, 128, ring, io, 4, 0)   \
+    X(mamba2, st, 128, 80, 80, 128, ring, io, 4, 0)   \
+    X(mamba2, st, 128, 32, 128, 128, ring, io, 4, 1)  \
+    X(mamba2, st, 128, 32, 32, 128, ring, io, 4, 0)   \
+    X(mamba2, st, 256, 128, 128, 256, ring, io, 1, 2) \
+    X(mamba2, st, 256, 128, 64, 128, ring, io, 2, 0)  \
+    X(mamba2, st, 256, 64, 128, 256, ring, io, 1, 2)  \
+    X(mamba2, st, 256, 64, 64, 128, ring, io, 2, 0)   \
+    X(mamba2, st, 128, 64, 64, 128, rw, io, 4, 12)    \
+    X(mamba2, st, 128, 64, 128, 128, rw, io, 4, 3)    \
+    X(mamba2, st, 128, 80, 80, 128, rw, io, 4, 0)     \
+    X(mamba2, st, 128, 32, 32, 128, rw, io, 4, 0)     \
+    X(mamba2, st, 256, 128, 64, 128, rw, io, 2, 3)    \
+    X(mamba2, st, 256, 128, 32, 128, rw, io, 4, 0)    \
+    X(mamba2, st, 256, 64, 64, 128, rw, io, 2, 3)     \
+    X(mamba2, st, 256, 64, 32, 128, rw, io, 4, 0)
 
 #endif

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static fake_cuda state = {.missing = -1, .failed = -1, .devices = 1, .memory = INT64_MAX};
+enum { MAX_DEPTH = 16, FAKE_SMS = 4, H200_SHARED = 227 * 1024, MAGIC = 0x4b43, MAX_NAMES = 512 };
 
-enum { MAX_DEPTH = 16, FAKE_SMS = 4, FAKE_SHARED = 227 * 1024, MAGIC = 0x4b43, MAX_NAMES = 512 };
+static fake_cuda state = {.missing = -1, .failed = -1, .devices = 1, .memory = INT64_MAX, .shared = H200_SHARED};
 
-static CUcontext current[MAX_DEPTH + 1]; /* current[state.depth] is the current one, NULL at first */
-static CUresult lost;                    /* the error that ended the context */
+static CUcontext stack[MAX_DEPTH]; /* below state.current */
+static CUresult lost;              /* the error that ended the context */
 
 typedef struct block {
     struct block *next;
@@ -60,9 +60,9 @@ void fake_cuda_reset(void)
 {
     free_blocks();
     free_libraries();
-    memset(current, 0, sizeof current);
+    memset(stack, 0, sizeof stack);
     lost = CUDA_SUCCESS;
-    state = (fake_cuda){.missing = -1, .failed = -1, .devices = 1, .memory = INT64_MAX};
+    state = (fake_cuda){.missing = -1, .failed = -1, .devices = 1, .memory = INT64_MAX, .shared = H200_SHARED};
 }
 
 /* ---- counting and failing --------------------------------------------------------------------------------------- */
@@ -81,7 +81,7 @@ static CUresult counted(int entry)
     if (state.calls != state.fail_at)
         return CUDA_SUCCESS;
     state.failed = entry;
-    if (ends_context(state.fail_with))
+    if (ends_context(state.fail_with) && state.retained > 0)
         lost = state.fail_with;
     return state.fail_with;
 }
@@ -99,7 +99,7 @@ static CUresult in_context(int entry)
     CUresult result = counted(entry);
     if (result)
         return result;
-    if (!current[state.depth])
+    if (!state.current)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "no current context");
     return lost;
 }
@@ -171,7 +171,7 @@ static CUresult on_device_attribute(int *value, CUdevice_attribute attribute, CU
         *value = FAKE_SMS;
         break;
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
-        *value = FAKE_SHARED;
+        *value = state.shared;
         break;
     default:
         *value = 9;
@@ -212,7 +212,8 @@ static CUresult on_push(CUcontext context)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "push of a context that is gone");
     if (state.depth == MAX_DEPTH)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "too many pushes");
-    current[++state.depth] = context;
+    stack[state.depth++] = state.current;
+    state.current = context;
     return CUDA_SUCCESS;
 }
 
@@ -223,7 +224,8 @@ static CUresult on_pop(CUcontext *context)
         return result;
     if (state.depth == 0)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "pop without a push");
-    *context = current[state.depth--];
+    *context = state.current;
+    state.current = stack[--state.depth];
     return CUDA_SUCCESS;
 }
 
@@ -292,7 +294,7 @@ static CUresult on_function_set(CUfunction function, CUfunction_attribute attrib
     CUresult result = in_context(FAKE_function_set);
     if (result)
         return result;
-    if (!function || (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value > FAKE_SHARED))
+    if (!function || (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value > state.shared))
         return misused(CUDA_ERROR_INVALID_VALUE, "a function's attribute");
     return CUDA_SUCCESS;
 }
@@ -303,7 +305,7 @@ static CUresult record_launch(CUfunction f, const unsigned grid[3], const unsign
     for (int i = 0; i < 3; i++)
         if (!grid[i] || !block[i] || (i > 0 && grid[i] > 65535))
             return misused(CUDA_ERROR_INVALID_VALUE, "a grid of no blocks, or too many");
-    if (!f || !parameters || !parameters[0] || shared > FAKE_SHARED)
+    if (!f || !parameters || !parameters[0] || shared > (unsigned)state.shared)
         return misused(CUDA_ERROR_INVALID_VALUE, "a launch without a kernel, without parameters, or too large");
     fake_launch *record = &state.launch[state.launches++ % FAKE_LAUNCHES];
     *record = (fake_launch){.shared = shared, .stream = stream};

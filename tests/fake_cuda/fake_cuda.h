@@ -33,6 +33,7 @@ typedef struct fake_cuda {
     int missing;        /* FAKE_*: dlsym does not find this entry; -1 = all are there                                 */
     int devices;        /* 0: cuInit says CUDA_ERROR_NO_DEVICE                                                        */
     int64_t memory;     /* bytes that all allocations together may take                                               */
+    int shared;         /* bytes of shared memory that a block may have                                               */
     /* Counters. */
     int64_t calls, calls_of[FAKE_ENTRIES];
     int64_t lookups; /* dlsym of an entry */
@@ -41,7 +42,8 @@ typedef struct fake_cuda {
     char misused[FAKE_NAME];
     /* What is held now. */
     int64_t allocations, bytes, libraries, retained;
-    int64_t depth; /* of the stack of current contexts */
+    int64_t depth;     /* of the stack of current contexts */
+    CUcontext current; /* NULL = none                      */
     int64_t launches;
     fake_launch launch[FAKE_LAUNCHES]; /* the latest, number n at n % FAKE_LAUNCHES */
     void *stream_of[FAKE_ENTRIES];     /* last stream given to a copy, a memset or a wait */

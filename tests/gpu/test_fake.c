@@ -1,0 +1,831 @@
+/* The CUDA backend's host side against a driver made for tests (fake_cuda.h): what it calls and when, that every call
+ * may fail, and that nothing stays behind. Needs no GPU; LD_LIBRARY_PATH must lead to the fake's libcuda.so.1. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fake_cuda/fake_cuda.h"
+#include "rssm_fault.h"
+#include "unit/harness.h"
+
+static fake_cuda *fake; /* the driver's books */
+
+static const char *const entry_names[] = {
+#define X(field, symbol, parameters) #symbol,
+    RSSM_CUDA_ENTRIES(X)
+#undef X
+};
+
+static void start(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    fake_cuda_state_fn state = NULL;
+    fake_cuda_reset_fn reset = NULL;
+    if (library) {
+        *(void **)(void *)&state = dlsym(library, "fake_cuda_state");
+        *(void **)(void *)&reset = dlsym(library, "fake_cuda_reset");
+    }
+    ck_assert_msg(state && reset, "LD_LIBRARY_PATH does not lead to the fake libcuda.so.1");
+    fake = state();
+    reset();
+}
+
+/* ---- a run ------------------------------------------------------------------------------------------------------ */
+
+/* An instance on the fake GPU with a call for it. The fake's device memory is host memory. */
+typedef struct run {
+    h_spec spec;
+    rssm_plugin *plugin;
+    h_call *call;
+    h_tensor slots, list;
+    void *stream;
+} run;
+
+static void to_device(h_tensor *tensor)
+{
+    tensor->t.device = (DLDevice){.device_type = kDLCUDA};
+}
+
+static h_spec tuned(void)
+{
+    return (h_spec){.family = RSSM_FAMILY_GDN, .H = 1, .HV = 2, .K = 128, .V = 128, .num_slots = 5};
+}
+
+static rssm_status run_init(run *r, h_spec spec, uint32_t flags, int32_t device, rssm_error *err)
+{
+    *r = (run){.spec = h_defaults(spec)};
+    rssm_dims dims = h_dims(&spec);
+    rssm_init_args args = h_init_args(&spec, &dims);
+    args.device_type = kDLCUDA;
+    args.device_id = device;
+    args.flags |= flags;
+    args.max_batch = 1 << 20;
+    rssm_status status = h_api()->init(&args, &r->plugin, err);
+    r->call = h_call_new(&spec, 1);
+    for (int role = 0; role < RSSM_T_COUNT; role++)
+        to_device(&r->call->tensors[role]);
+    const int64_t B[1] = {r->spec.B};
+    h_tensor_make(&r->slots, h_int_type(32), 1, B, 0);
+    h_tensor_make(&r->list, h_int_type(64), 1, B, 0);
+    to_device(&r->slots);
+    to_device(&r->list);
+    for (int64_t b = 0; b < r->spec.B; b++) {
+        h_set(&r->slots.t, b, 0, 0, 0, (double)b);
+        h_set(&r->list.t, b, 0, 0, 0, (double)b);
+    }
+    return status;
+}
+
+static void run_new(run *r, h_spec spec)
+{
+    rssm_error err = h_error();
+    ck_assert_msg(run_init(r, spec, 0, 0, &err) == RSSM_OK, "init: %s", err.message);
+}
+
+static void run_free(run *r)
+{
+    h_teardown(&r->plugin);
+    h_call_free(r->call);
+    h_tensor_free(&r->slots);
+    h_tensor_free(&r->list);
+}
+
+static rssm_status prepare(run *r, rssm_error *err)
+{
+    return h_api()->prepare(r->plugin, err);
+}
+
+/* The plugin's own pool, which the call then uses. */
+static rssm_status pool_create(run *r, rssm_error *err)
+{
+    rssm_status status = h_api()->pool_create(r->plugin, NULL, err);
+    rssm_error other = h_error();
+    if (!status)
+        ck_assert_int_eq(h_api()->pool_tensors(r->plugin, 0, r->call->roles, RSSM_T_COUNT, &other), RSSM_OK);
+    r->call->roles[RSSM_T_CURSOR] = NULL;
+    return status;
+}
+
+static rssm_status reset(run *r, rssm_error *err)
+{
+    const rssm_reset_args args = {.struct_size = sizeof args, .slots = &r->list.t, .stream = r->stream};
+    return h_api()->reset(r->plugin, &args, err);
+}
+
+static rssm_status begin_with(run *r, uint32_t flags, rssm_error *err)
+{
+    const rssm_step_begin_args args = {.struct_size = sizeof args,
+                                       .slots = &r->slots.t,
+                                       .rows_out = r->call->roles[RSSM_T_ROWS],
+                                       .stream = r->stream,
+                                       .flags = flags};
+    return h_api()->step_begin(r->plugin, &args, err);
+}
+
+static rssm_status begin(run *r, rssm_error *err)
+{
+    return begin_with(r, 0, err);
+}
+
+static rssm_status begin_deep(run *r, rssm_error *err)
+{
+    return begin_with(r, RSSM_CHECK_DEEP, err);
+}
+
+static rssm_status decode(run *r, rssm_error *err)
+{
+    r->call->args.stream = r->stream;
+    return h_api()->decode(r->plugin, &r->call->args, err);
+}
+
+static const rssm_fault_api *fault_api(void)
+{
+    return h_api()->get_extension(RSSM_EXT_FAULT);
+}
+
+static rssm_status fault_read(run *r, rssm_error *err)
+{
+    uint32_t word = 1;
+    rssm_status status = fault_api()->read(r->plugin, r->stream, &word, err);
+    ck_assert_msg(status || word == 0, "a fault word of %u out of nothing", word);
+    return status;
+}
+
+static rssm_status fault_clear(run *r, rssm_error *err)
+{
+    return fault_api()->clear(r->plugin, r->stream, err);
+}
+
+typedef rssm_status (*action)(run *r, rssm_error *err);
+
+static const action scenario[] = {prepare,     pool_create, reset,  begin,      decode,
+                                  fault_clear, fault_read,  decode, begin_deep, decode};
+enum { NUM_ACTIONS = sizeof scenario / sizeof scenario[0] };
+
+static void must(run *r, action act, const char *name)
+{
+    rssm_error err = h_error();
+    rssm_status status = act(r, &err);
+    ck_assert_msg(status == RSSM_OK, "%s: %s", name, err.message);
+}
+#define MUST(r, act) must(r, act, #act)
+
+static void assert_nothing_held(const char *when)
+{
+    ck_assert_msg(fake->allocations == 0 && fake->libraries == 0 && fake->retained == 0,
+                  "%s: %lld allocations, %lld libraries, %lld contexts are left", when, (long long)fake->allocations,
+                  (long long)fake->libraries, (long long)fake->retained);
+    ck_assert_msg(fake->misuse == 0, "%s: %s", when, fake->misused);
+}
+
+/* ---- calls and when --------------------------------------------------------------------------------------------- */
+
+START_TEST(nothing_is_called_before_prepare)
+{
+    run r;
+    run_new(&r, tuned());
+    rssm_error err = h_error();
+    rssm_description description = {.struct_size = sizeof description};
+    rssm_layout layout = {.struct_size = sizeof layout};
+    ck_assert_int_eq(h_api()->describe(r.plugin, &description, &err), RSSM_OK);
+    ck_assert_int_eq(h_api()->pool_layout(r.plugin, &layout, &err), RSSM_OK);
+    ck_assert_msg(h_api()->validate(r.plugin, &r.call->args, &err) == RSSM_OK, "validate: %s", err.message);
+    ck_assert_int_eq(description.device_type, kDLCUDA);
+    ck_assert_int_eq(pool_create(&r, &err), RSSM_ERR_STATE);
+    ck_assert_int_eq(reset(&r, &err), RSSM_ERR_STATE);
+    ck_assert_int_eq(begin(&r, &err), RSSM_ERR_STATE);
+    ck_assert_int_eq(decode(&r, &err), RSSM_ERR_STATE);
+    ck_assert_int_eq(fault_api()->clear(r.plugin, NULL, &err), RSSM_ERR_STATE);
+    run_free(&r);
+    ck_assert_int_eq(fake->calls, 0);
+    ck_assert_int_eq(fake->lookups, 0);
+}
+END_TEST
+
+START_TEST(what_an_instance_holds)
+{
+    run r;
+    run_new(&r, tuned());
+    MUST(&r, prepare);
+    ck_assert_int_eq(fake->retained, 1);
+    ck_assert_int_gt(fake->libraries, 0);
+    ck_assert_int_eq(fake->depth, 0);
+    int64_t calls = fake->calls, bytes = fake->bytes;
+    MUST(&r, prepare); /* does nothing */
+    ck_assert_int_eq(fake->calls, calls);
+    rssm_layout layout = {.struct_size = sizeof layout};
+    rssm_error err = h_error();
+    ck_assert_int_eq(h_api()->pool_layout(r.plugin, &layout, &err), RSSM_OK);
+    MUST(&r, pool_create);
+    ck_assert_int_ge(fake->bytes, layout.slab_bytes);
+    ck_assert_int_le(fake->bytes, layout.pool_bytes); /* the planner's promise */
+    ck_assert_int_gt(fake->bytes, bytes);
+    run_free(&r);
+    assert_nothing_held("after teardown");
+}
+END_TEST
+
+START_TEST(the_plugin_allocated_pool_is_zero)
+{
+    run r;
+    run_new(&r, tuned());
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    const DLTensor *state = r.call->roles[RSSM_T_STATE];
+    ck_assert_int_eq(state->device.device_type, kDLCUDA);
+    for (int64_t i = 0; i < 5 * 2 * 128 * 128; i++)
+        ck_assert_msg(((const float *)state->data)[i] == 0, "state element %lld is not 0", (long long)i);
+    run_free(&r);
+}
+END_TEST
+
+/* Calls for the device are three of the driver's: push, launch, pop; no memory, no waiting. */
+START_TEST(a_step_only_enqueues)
+{
+    static const action acts[] = {reset, begin, decode};
+    static const char *const kernels[] = {"rssm_reset", "rssm_step_begin", "rssm_step_gdn"};
+    run r;
+    run_new(&r, tuned());
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    for (int i = 0; i < 3; i++) {
+        int64_t calls = fake->calls, launches = fake->launches;
+        must(&r, acts[i], kernels[i]);
+        ck_assert_int_eq(fake->calls, calls + 3);
+        ck_assert_int_eq(fake->launches, launches + 1);
+        const char *kernel = fake->launch[launches % FAKE_LAUNCHES].kernel;
+        ck_assert_msg(strncmp(kernel, kernels[i], strlen(kernels[i])) == 0, "%s ran, not %s", kernel, kernels[i]);
+    }
+    run_free(&r);
+}
+END_TEST
+
+/* Dims that no tuned kernel is for. */
+START_TEST(the_general_kernel_serves_the_rest)
+{
+    run r;
+    h_spec spec = {.family = RSSM_FAMILY_KDA, .K = 7, .V = 5, .num_slots = 5};
+    run_new(&r, spec);
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    MUST(&r, decode);
+    ck_assert_str_eq(fake->launch[(fake->launches - 1) % FAKE_LAUNCHES].kernel, "rssm_step_general");
+    run_free(&r);
+}
+END_TEST
+
+/* A device whose blocks may have less shared memory than the largest kernel wants: a smaller one, or the general one. */
+START_TEST(little_shared_memory)
+{
+    static const int shared[] = {99 * 1024, 48 * 1024};
+    for (int i = 0; i < 2; i++) {
+        run r;
+        h_spec spec = {.family = RSSM_FAMILY_MAMBA2,
+                       .H = 1,
+                       .HV = 8,
+                       .K = 256,
+                       .V = 128,
+                       .L = 16,
+                       .B = 300,
+                       .S = 300,
+                       .num_slots = 300};
+        fake->shared = shared[i];
+        run_new(&r, spec);
+        MUST(&r, prepare);
+        MUST(&r, pool_create);
+        MUST(&r, decode);
+        ck_assert_int_eq(fake->misuse, 0);
+        run_free(&r);
+        assert_nothing_held("after teardown");
+    }
+}
+END_TEST
+
+START_TEST(streams_are_passed_on)
+{
+    static const action enqueued[] = {reset, begin, decode};
+    run r;
+    run_new(&r, tuned());
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    for (uintptr_t stream = 0; stream < 3; stream++) {
+        r.stream = (void *)(stream * 0x1000);
+        for (int i = 0; i < 3; i++) {
+            MUST(&r, enqueued[i]);
+            ck_assert_ptr_eq(fake->launch[(fake->launches - 1) % FAKE_LAUNCHES].stream, r.stream);
+        }
+        MUST(&r, fault_read);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_to_host], r.stream);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_stream_sync], r.stream);
+        int64_t waits = fake->calls_of[FAKE_stream_sync];
+        MUST(&r, fault_clear);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_memset8], r.stream);
+        ck_assert_int_eq(fake->calls_of[FAKE_stream_sync], waits);
+        MUST(&r, begin_deep);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_to_host], r.stream);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_stream_sync], r.stream);
+    }
+    run_free(&r);
+}
+END_TEST
+
+/* More rows, slots and heads than one grid dimension has room for. */
+START_TEST(grids_of_large_batches)
+{
+    run r;
+    h_spec spec = {.family = RSSM_FAMILY_GDN, .H = 1, .HV = 1, .K = 2, .V = 3, .L = 2, .B = 140000, .S = 140000};
+    spec.num_slots = spec.S;
+    run_new(&r, spec);
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    MUST(&r, begin);
+    ck_assert_int_ge((int64_t)fake->launch[(fake->launches - 1) % FAKE_LAUNCHES].grid[0] * 256, spec.B);
+    MUST(&r, decode);
+    const fake_launch *step = &fake->launch[(fake->launches - 1) % FAKE_LAUNCHES];
+    ck_assert_int_ge((int64_t)step->grid[1] * step->grid[2], spec.B);
+    const rssm_reset_args all = {.struct_size = sizeof all};
+    rssm_error err = h_error();
+    ck_assert_msg(h_api()->reset(r.plugin, &all, &err) == RSSM_OK, "reset: %s", err.message);
+    ck_assert_msg(fake->misuse == 0, "%s", fake->misused);
+    run_free(&r);
+}
+END_TEST
+
+START_TEST(empty_calls_launch_nothing)
+{
+    run r;
+    h_spec spec = tuned();
+    spec.B = H_NONE;
+    run_new(&r, spec);
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    int64_t launches = fake->launches;
+    MUST(&r, reset);
+    MUST(&r, begin);
+    MUST(&r, decode);
+    ck_assert_int_eq(fake->launches, launches);
+    run_free(&r);
+}
+END_TEST
+
+/* ---- contexts, instances, forks --------------------------------------------------------------------------------- */
+
+static CUresult push_host_context(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    CUresult (*push)(CUcontext) = NULL;
+    *(void **)(void *)&push = dlsym(library, "cuCtxPushCurrent_v2");
+    return push(FAKE_HOST_CONTEXT);
+}
+
+START_TEST(the_current_context_stays_the_hosts)
+{
+    run r;
+    ck_assert_int_eq(push_host_context(), CUDA_SUCCESS);
+    run_new(&r, tuned());
+    for (int i = 0; i < NUM_ACTIONS; i++) {
+        MUST(&r, scenario[i]);
+        ck_assert_ptr_eq(fake->current, FAKE_HOST_CONTEXT);
+        ck_assert_int_eq(fake->depth, 1);
+    }
+    run_free(&r);
+    ck_assert_ptr_eq(fake->current, FAKE_HOST_CONTEXT);
+    ck_assert_int_eq(fake->depth, 1);
+    assert_nothing_held("after teardown");
+}
+END_TEST
+
+START_TEST(two_instances)
+{
+    run first, second;
+    run_new(&first, tuned());
+    h_spec other = {.family = RSSM_FAMILY_MAMBA2, .num_slots = 5};
+    run_new(&second, other);
+    for (int i = 0; i < NUM_ACTIONS; i++) {
+        MUST(&first, scenario[i]);
+        MUST(&second, scenario[i]);
+    }
+    ck_assert_int_eq(fake->retained, 2);
+    run_free(&first);
+    ck_assert_int_eq(fake->retained, 1);
+    MUST(&second, begin);
+    MUST(&second, decode);
+    run_free(&second);
+    assert_nothing_held("after both");
+}
+END_TEST
+
+START_TEST(plan_then_fork)
+{
+    run r;
+    run_new(&r, tuned());
+    rssm_error err = h_error();
+    ck_assert_int_eq(h_api()->validate(r.plugin, &r.call->args, &err), RSSM_OK);
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    for (int i = 0; i < NUM_ACTIONS; i++) /* in both */
+        MUST(&r, scenario[i]);
+    run_free(&r);
+    assert_nothing_held("after the fork");
+    if (child == 0)
+        _exit(0);
+    int how = -1;
+    ck_assert_int_eq(waitpid(child, &how, 0), child);
+    ck_assert_msg(WIFEXITED(how) && WEXITSTATUS(how) == 0, "the child failed");
+}
+END_TEST
+
+/* ---- drivers that are missing something ------------------------------------------------------------------------- */
+
+START_TEST(no_device)
+{
+    run r;
+    rssm_error err = h_error();
+    for (int devices = 0; devices < 3; devices++) {
+        fake->devices = devices;
+        ck_assert_int_eq(run_init(&r, tuned(), 0, 3, &err), RSSM_OK);
+        ck_assert_int_eq(prepare(&r, &err), RSSM_ERR_UNSUPPORTED);
+        ck_assert_msg(strstr(err.message, "no CUDA device 3"), "%s", err.message);
+        run_free(&r);
+        assert_nothing_held("without a device");
+    }
+}
+END_TEST
+
+START_TEST(an_old_driver)
+{
+    run r;
+    run_new(&r, tuned());
+    fake->missing = _i;
+    rssm_error err = h_error();
+    ck_assert_int_eq(prepare(&r, &err), RSSM_ERR_UNSUPPORTED);
+    ck_assert_msg(strstr(err.message, entry_names[_i]), "%s is not in: %s", entry_names[_i], err.message);
+    ck_assert_int_eq(fake->calls, 0);
+    fake->missing = -1;
+    for (int i = 0; i < NUM_ACTIONS; i++)
+        MUST(&r, scenario[i]);
+    run_free(&r);
+    assert_nothing_held("after all");
+}
+END_TEST
+
+/* Of this program run anew, where libcuda.so.1 is no library at all. */
+START_TEST(plans_without_a_driver)
+{
+    run r;
+    run_new(&r, tuned());
+    rssm_error err = h_error();
+    rssm_layout layout = {.struct_size = sizeof layout};
+    ck_assert_int_eq(h_api()->pool_layout(r.plugin, &layout, &err), RSSM_OK);
+    ck_assert_int_eq(h_api()->validate(r.plugin, &r.call->args, &err), RSSM_OK);
+    for (int i = 0; i < 2; i++) {
+        err = h_error();
+        ck_assert_int_eq(prepare(&r, &err), RSSM_ERR_UNSUPPORTED);
+        ck_assert_msg(strstr(err.message, "libcuda.so.1"), "%s", err.message);
+        ck_assert_int_eq(err.cuda_error, 0);
+    }
+    ck_assert_int_eq(decode(&r, &err), RSSM_ERR_STATE);
+    run_free(&r);
+}
+END_TEST
+
+static int main_without_driver(void)
+{
+    Suite *s = suite_create("no driver");
+    TCase *t = tcase_create("no driver");
+    tcase_add_test(t, plans_without_a_driver);
+    suite_add_tcase(s, t);
+    return h_run(s);
+}
+
+START_TEST(no_driver)
+{
+    char folder[] = "/tmp/no-libcuda-XXXXXX", file[64];
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(file, sizeof file, "%s/libcuda.so.1", folder);
+    FILE *empty = fopen(file, "w");
+    ck_assert_ptr_nonnull(empty);
+    fclose(empty);
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        setenv("LD_LIBRARY_PATH", folder, 1);
+        execl("/proc/self/exe", "test_fake", "--no-driver", (char *)NULL);
+        _exit(127);
+    }
+    int how = -1;
+    ck_assert_int_eq(waitpid(child, &how, 0), child);
+    unlink(file);
+    rmdir(folder);
+    ck_assert_msg(WIFEXITED(how) && WEXITSTATUS(how) == 0, "without a driver: %d", how);
+}
+END_TEST
+
+/* ---- every call fails in turn ----------------------------------------------------------------------------------- */
+
+static const CUresult errors[] = {CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_NO_DEVICE,
+                                  CUDA_ERROR_UNKNOWN, CUDA_ERROR_NO_BINARY_FOR_GPU};
+enum { NUM_ERRORS = sizeof errors / sizeof errors[0] };
+
+static bool ends_instance(CUresult error)
+{
+    return error == CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+/* What the failed driver call must become. */
+static rssm_status status_of(CUresult error)
+{
+    int entry = fake->failed;
+    if (error == CUDA_ERROR_NO_DEVICE && (entry == FAKE_init || entry == FAKE_device_count))
+        return RSSM_ERR_UNSUPPORTED;
+    if (error == CUDA_ERROR_NO_BINARY_FOR_GPU &&
+        (entry == FAKE_library_load || entry == FAKE_library_kernel || entry == FAKE_kernel_function ||
+         entry == FAKE_function_set))
+        return RSSM_ERR_UNSUPPORTED;
+    return ends_instance(error)                ? RSSM_ERR_DEVICE_LOST
+           : error == CUDA_ERROR_OUT_OF_MEMORY ? RSSM_ERR_OUT_OF_MEMORY
+                                               : RSSM_ERR_CUDA;
+}
+
+static void check_error(const rssm_error *err, rssm_status status, CUresult error, const char *where)
+{
+    rssm_status want = status_of(error);
+    bool coded = want == RSSM_ERR_CUDA || want == RSSM_ERR_DEVICE_LOST;
+    ck_assert_msg(status == want && err->status == want, "%s: status %d, not %d: %s", where, status, want,
+                  err->message);
+    ck_assert_msg(err->cuda_error == (coded ? (int32_t)error : 0), "%s: cuda_error %d: %s", where, err->cuda_error,
+                  err->message);
+    ck_assert_msg(err->message[0] && strlen(err->message) < sizeof err->message - 1, "%s: no message", where);
+}
+
+/* Runs the rest of the scenario: on a dead instance every call says so, on a living one all works. */
+static void go_on(run *r, int from, CUresult error, const char *where)
+{
+    bool dead = ends_instance(error) && from > 0; /* a failed prepare leaves nothing to be dead */
+    for (int i = from; i < NUM_ACTIONS; i++) {
+        rssm_error err = h_error();
+        if (i > from && scenario[from] == pool_create && dead && i > 1)
+            return; /* without a pool there is nothing to call */
+        rssm_status status = scenario[i](r, &err);
+        ck_assert_msg(status == (dead ? RSSM_ERR_DEVICE_LOST : RSSM_OK), "%s, then action %d: status %d: %s", where, i,
+                      status, err.message);
+        ck_assert_msg(!dead || err.cuda_error == (int32_t)error, "%s, then action %d: cuda_error %d", where, i,
+                      err.cuda_error);
+    }
+}
+
+/* What the named call would have given back is left; all else is not. */
+static void check_books(const char *where)
+{
+    int entry = fake->failed;
+    int64_t left = fake->allocations * (entry != FAKE_mem_free) + fake->libraries * (entry != FAKE_library_unload) +
+                   fake->retained * (entry != FAKE_primary_release);
+    ck_assert_msg(left == 0, "%s: %lld allocations, %lld libraries, %lld contexts are left", where,
+                  (long long)fake->allocations, (long long)fake->libraries, (long long)fake->retained);
+    ck_assert_msg(fake->allocations + fake->libraries + fake->retained <= 1, "%s: more than one thing is left", where);
+    ck_assert_msg(fake->misuse == 0, "%s: %s", where, fake->misused);
+    ck_assert_msg(fake->depth == (entry == FAKE_pop), "%s: %lld contexts are still pushed", where,
+                  (long long)fake->depth);
+}
+
+/* The n-th call of the driver fails; false when there are fewer. */
+static bool fail_nth(int64_t n, CUresult error)
+{
+    char where[128];
+    run r;
+    start();
+    fake->fail_at = n;
+    fake->fail_with = error;
+    run_new(&r, tuned());
+    int failed = -1;
+    for (int i = 0; i < NUM_ACTIONS && failed < 0; i++) {
+        rssm_error err = h_error();
+        rssm_status status = scenario[i](&r, &err);
+        snprintf(where, sizeof where, "call %lld (%s in action %d) gives %d", (long long)n,
+                 fake->failed < 0 ? "?" : entry_names[fake->failed], i, (int)error);
+        ck_assert_msg(status == RSSM_OK || fake->failed >= 0, "%s: nothing failed, yet: %s", where, err.message);
+        ck_assert_msg(status != RSSM_OK || fake->failed < 0, "%s: the failure was not noticed", where);
+        if (status)
+            failed = i;
+        if (status)
+            check_error(&err, status, error, where);
+    }
+    if (failed >= 0)
+        go_on(&r, failed, error, where);
+    bool push_at_the_end = false;
+    if (failed < 0) {
+        run_free(&r);
+        snprintf(where, sizeof where, "call %lld (%s in teardown) gives %d", (long long)n,
+                 fake->failed < 0 ? "none" : entry_names[fake->failed], (int)error);
+        push_at_the_end = fake->failed == FAKE_push; /* no way in: the context takes all along when it goes */
+    } else {
+        run_free(&r);
+    }
+    if (!push_at_the_end)
+        check_books(where);
+    return fake->failed >= 0;
+}
+
+START_TEST(every_call_may_fail)
+{
+    int64_t n = 1;
+    while (fail_nth(n, errors[_i]))
+        n++;
+    ck_assert_int_gt(n, 50); /* the whole scenario was walked */
+    ck_assert_int_eq(fake->calls, n - 1);
+}
+END_TEST
+
+/* ---- memory ----------------------------------------------------------------------------------------------------- */
+
+typedef struct counter {
+    int64_t held, bytes, taken, fail_at, host_held, host_taken;
+} counter;
+
+static void *host_alloc(void *user, uint64_t bytes, uint64_t alignment)
+{
+    counter *c = user;
+    void *ptr = aligned_alloc(alignment < 16 ? 16 : alignment, (bytes + 4095) / 4096 * 4096);
+    c->host_held++;
+    c->host_taken++;
+    return ptr;
+}
+
+static void host_free(void *user, void *ptr, uint64_t bytes)
+{
+    (void)bytes;
+    ((counter *)user)->host_held--;
+    free(ptr);
+}
+
+static void *device_alloc(void *user, int32_t device, uint64_t bytes, uint64_t alignment)
+{
+    counter *c = user;
+    ck_assert_int_eq(device, 0);
+    ck_assert_msg(alignment == 256 && bytes > 0, "%llu bytes aligned to %llu", (unsigned long long)bytes,
+                  (unsigned long long)alignment);
+    if (++c->taken == c->fail_at)
+        return NULL;
+    c->held++;
+    c->bytes += (int64_t)bytes;
+    void *ptr = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    memset(ptr, 0xFF, bytes);
+    return ptr;
+}
+
+static void device_free(void *user, int32_t device, void *ptr, uint64_t bytes)
+{
+    counter *c = user;
+    ck_assert_int_eq(device, 0);
+    c->held--;
+    c->bytes -= (int64_t)bytes;
+    free(ptr);
+}
+
+static rssm_allocator allocator_of(counter *c)
+{
+    return (rssm_allocator){.struct_size = sizeof(rssm_allocator),
+                            .user = c,
+                            .alloc = host_alloc,
+                            .free = host_free,
+                            .device_alloc = device_alloc,
+                            .device_free = device_free};
+}
+
+START_TEST(device_memory_through_callbacks)
+{
+    counter c = {0};
+    rssm_allocator allocator = allocator_of(&c);
+    h_spec spec = tuned();
+    spec.allocator = &allocator;
+    run r;
+    run_new(&r, spec);
+    ck_assert_int_eq(c.taken, 0);
+    for (int i = 0; i < NUM_ACTIONS; i++)
+        MUST(&r, scenario[i]);
+    ck_assert_int_gt(c.held, 1);
+    ck_assert_int_eq(fake->calls_of[FAKE_mem_alloc], 0);
+    run_free(&r);
+    ck_assert_int_eq(c.held, 0);
+    ck_assert_int_eq(c.bytes, 0);
+    ck_assert_int_eq(c.host_held, 0);
+    ck_assert_int_eq(fake->calls_of[FAKE_mem_free], 0);
+    assert_nothing_held("after teardown");
+}
+END_TEST
+
+START_TEST(a_step_takes_no_memory)
+{
+    counter c = {0};
+    rssm_allocator allocator = allocator_of(&c);
+    h_spec spec = tuned();
+    spec.allocator = &allocator;
+    run r;
+    run_new(&r, spec);
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    counter before = c;
+    for (int i = 0; i < 100; i++) {
+        MUST(&r, reset);
+        MUST(&r, begin);
+        MUST(&r, decode);
+        MUST(&r, fault_read);
+        MUST(&r, fault_clear);
+    }
+    ck_assert_int_eq(c.taken, before.taken);
+    ck_assert_int_eq(c.host_taken, before.host_taken);
+    run_free(&r);
+}
+END_TEST
+
+/* Each device allocation fails in turn; the next try works. */
+START_TEST(callbacks_that_fail)
+{
+    for (int64_t n = 1; n < 10; n++) {
+        counter c = {.fail_at = n};
+        rssm_allocator allocator = allocator_of(&c);
+        h_spec spec = tuned();
+        spec.allocator = &allocator;
+        run r;
+        start();
+        run_new(&r, spec);
+        int refused = 0;
+        for (int i = 0; i < NUM_ACTIONS; i++) {
+            rssm_error err = h_error();
+            rssm_status status = scenario[i](&r, &err);
+            if (status) {
+                ck_assert_msg(status == RSSM_ERR_OUT_OF_MEMORY && !refused, "%d: %s", status, err.message);
+                refused = 1;
+                MUST(&r, scenario[i]);
+            }
+        }
+        ck_assert_int_eq(refused, c.taken >= n);
+        run_free(&r);
+        ck_assert_int_eq(c.held, 0);
+        ck_assert_int_eq(c.host_held, 0);
+        assert_nothing_held("after teardown");
+    }
+}
+END_TEST
+
+/* The pool does not fit; with a smaller one it would. */
+START_TEST(too_little_device_memory)
+{
+    run r;
+    run_new(&r, tuned());
+    MUST(&r, prepare);
+    fake->memory = fake->bytes + 1000;
+    rssm_error err = h_error();
+    ck_assert_int_eq(pool_create(&r, &err), RSSM_ERR_OUT_OF_MEMORY);
+    fake->memory = INT64_MAX;
+    MUST(&r, pool_create);
+    run_free(&r);
+    assert_nothing_held("after teardown");
+}
+END_TEST
+
+/* ---- the suite -------------------------------------------------------------------------------------------------- */
+
+static Suite *suite(void)
+{
+    static const TTest *const *const tests[] = {&nothing_is_called_before_prepare,
+                                                &what_an_instance_holds,
+                                                &the_plugin_allocated_pool_is_zero,
+                                                &a_step_only_enqueues,
+                                                &the_general_kernel_serves_the_rest,
+                                                &little_shared_memory,
+                                                &streams_are_passed_on,
+                                                &grids_of_large_batches,
+                                                &empty_calls_launch_nothing,
+                                                &the_current_context_stays_the_hosts,
+                                                &two_instances,
+                                                &plan_then_fork,
+                                                &no_device,
+                                                &no_driver,
+                                                &device_memory_through_callbacks,
+                                                &a_step_takes_no_memory,
+                                                &callbacks_that_fail,
+                                                &too_little_device_memory};
+    Suite *s = suite_create("cuda without a GPU");
+    TCase *t = tcase_create("fake driver");
+    tcase_set_timeout(t, 120);
+    tcase_add_checked_fixture(t, start, NULL);
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
+        tcase_add_test(t, *tests[i]);
+    tcase_add_loop_test(t, an_old_driver, 0, FAKE_ENTRIES);
+    tcase_add_loop_test(t, every_call_may_fail, 0, NUM_ERRORS);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--no-driver") == 0)
+        return main_without_driver();
+    return h_run(suite());
+}
