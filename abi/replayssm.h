@@ -45,7 +45,8 @@ typedef struct rssm_api {
     rssm_status (*pool_create)(rssm_plugin *plugin, const rssm_pool_args *args, rssm_error *err);
 
     /* Sets tensors[role] of the host's role array to the pool's tensors of a layer and leaves the other entries alone.
-     * The DLTensors are the plugin's and live until teardown. The array must reach RSSM_T_CURSOR. [instance] */
+     * The DLTensors are the plugin's and live until teardown, so they may be kept per layer. A ring that the host left out
+     * (L = 1) becomes NULL. The array must reach RSSM_T_CURSOR. [instance] */
     rssm_status (*pool_tensors)(const rssm_plugin *plugin, int32_t layer, const DLTensor **tensors,
                                 uint32_t num_tensors, rssm_error *err);
 

@@ -4,7 +4,8 @@
  *   - Every struct starts with `uint64_t struct_size`, set by whoever allocates it to sizeof(the struct) in the
  *     headers that he compiles with. The callee reads min(given, known) and treats the rest as zero; a longer struct is accepted when its
  *     unknown tail is zero; a shorter one is accepted down to the 1.0 size. Zero-filled fields mean "the default".
- *   - Tensors are DLPack DLTensors, passed by pointer and borrowed until the call returns.
+ *   - Tensors are DLPack DLTensors, passed by pointer and borrowed until the call returns. On a CUDA instance the memory
+ *     that they point to is used in stream order: keep it until the stream has passed the call.
  *   - Sizes are bytes and strides are elements unless a name says otherwise.
  *   - Thread tags:  [any-thread]   may be called from any threads at once;
  *                   [instance]     one caller at a time per instance, different instances at once are fine;
@@ -97,7 +98,7 @@ enum { RSSM_DTYPE_DEFAULT = 0, RSSM_DTYPE_FLOAT32 = 1, RSSM_DTYPE_BFLOAT16 = 2, 
  *   ring            d_cache[S,HV,R,V]     d_cache[S,HV,R,V]     x_cache[S,nh,R,P]
  *                   k_cache[S,H,R,K]      k_cache[S,H,R,K]      B_cache[S,ng,R,N]
  *                   g_cache[S,HV,R,K]     g_cache[S,HV,R]       dt_cache[S,nh,R]
- * (* optional with a lower bound.) Inputs may also come with their two inner dims flattened, weights with extra dims of 1
+ * (* optional with a lower bound.) Inputs and out may also come with their two inner dims flattened, weights with extra dims of 1
  * (A_log [1, 1, HV, 1]), KDA's dt_bias as [HV, K]. Missing dt_bias and D count as 0. Inputs, outputs and weights need
  * element alignment, compact inner dims and any row stride >= 0 (rows of out may not overlap); pool tensors a 16-byte
  * aligned base, compact inner dims and any slot stride; index arrays (int32 or int64) any stride >= 0. NULL strides mean

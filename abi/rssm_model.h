@@ -132,7 +132,7 @@ typedef struct rssm_description {
     double scale;      /* of q: K^-1/2 (KDA, GDN); 1 (Mamba-2)                                 */
     double norm_eps;   /* 1e-6 inside the root of the q/k norm                                 */
     double beta_scale; /* 1 or 2                                                               */
-    double time_step_limit_min, time_step_limit_max;
+    double time_step_limit_min, time_step_limit_max; /* 0 and infinity without a limit */
     int32_t ring_length, ring_rows; /* L, R                                                             */
     int32_t max_draft_tokens;
     int32_t io_dtype, state_dtype, ring_dtype;

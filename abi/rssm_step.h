@@ -23,7 +23,8 @@
  *
  * The state is not written at every token: the checkpoint and the `count` records of the ring stand for it, and a flush
  * (count >= L - 1, or forced) folds them and the current token into the checkpoint. Records hold d and k (x and B) rounded
- * once to the ring dtype; a token's own output uses them unrounded.
+ * once to the ring dtype, and so does the token that a flush folds (every token at L = 1); its own output uses them
+ * unrounded.
  *
  * Bringing up a host: pass RSSM_CHECK_DEEP to step_begin and decode, and read the fault word (rssm_fault.h) after each pass.
  * Without them a bad index or cursor is a padding row: zeros, and no error.
@@ -46,7 +47,7 @@ extern "C" {
  *   5 start  first token of this row in the packed inputs (plain step: the row's number)
  *   6 len    tokens of this row (plain step: 1)
  *   7 0
- * A padding row's outputs are zeroed and its inputs may be anything; nothing else is touched.
+ * A padding row (-1, 0, 0, 0, 0, row, 1, 0): its outputs are zeroed, its inputs may be anything, nothing else is touched.
  * cursor: int32 [S, 4]: base, count, conv, short. step_begin moves it: count + 1, or on a flush base + count (mod R) and
  * count = 0; conv is the position in the convolution's ring, where the pool holds one. `short` is 0, or with
  * RSSM_INIT_SPREAD_FLUSH by how much the slot's first window is shortened: it flushes at count >= L - 1 - short. */
@@ -76,7 +77,7 @@ enum { RSSM_SKIP_VALIDATE = 1u << 0, RSSM_CHECK_DEEP = 1u << 1 };
  * one for this call. A layer decoded twice in a pass, or left out, is not noticed: its slots are undefined until reset. */
 typedef struct rssm_decode_args {
     uint64_t struct_size;
-    const DLTensor *const *tensors; /* indexed by role (RSSM_T_*)                                       */
+    const DLTensor *const *tensors; /* indexed by role (RSSM_T_*); cursor and conv of pool_tensors may stay in it */
     uint32_t num_tensors;           /* entries of tensors, usually RSSM_T_COUNT                          */
     int32_t layer;                  /* ordinal of the linear layer, 0 .. num_linear_layers - 1           */
     void *stream;                   /* CUDA stream of the host, NULL = legacy default; ignored on CPU    */
