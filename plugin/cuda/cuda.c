@@ -3,6 +3,7 @@
  * Every call pushes the context and pops it again, so the host's current context and device stay what they were. Calls
  * on a stream only enqueue. All kernels that the instance can need are loaded at open, so that nothing is loaded during a
  * capture. */
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ extern const char rssm_fatbin_pool[], rssm_fatbin_step_general[], rssm_fatbin_st
     rssm_fatbin_step_mamba2[];
 
 /* What an instance may launch: the tuned variants of launch.h by their index there, then these. */
-enum { KERNEL_GENERAL = RSSM_CUDA_VARIANTS, KERNEL_BEGIN, KERNEL_RESET, NUM_KERNELS };
+enum { KERNEL_GENERAL = RSSM_CUDA_VARIANTS, KERNEL_BEGIN, KERNEL_BEGIN_ORDERED, KERNEL_RESET, NUM_KERNELS };
 
 enum { LIBRARY_POOL, LIBRARY_GENERAL, LIBRARY_FAMILY, NUM_LIBRARIES };
 
@@ -195,6 +196,8 @@ static rssm_status load_kernels(cuda_instance *cuda, rssm_error *err)
     if (!result)
         result = load_kernel(cuda, KERNEL_BEGIN, LIBRARY_POOL, "rssm_step_begin", 0);
     if (!result)
+        result = load_kernel(cuda, KERNEL_BEGIN_ORDERED, LIBRARY_POOL, "rssm_step_begin_ordered", 0);
+    if (!result)
         result = load_kernel(cuda, KERNEL_RESET, LIBRARY_POOL, "rssm_reset", 0);
     if (!result)
         result = load_variants(cuda);
@@ -332,16 +335,19 @@ static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count,
 
 /* ---- a step ----------------------------------------------------------------------------------------------------- */
 
+/* Batches whose last blocks would otherwise be the flushing rows are given an order (step_tile.cuh). */
 static rssm_status cuda_step_begin(void *ctx, const rssm_begin *begin, void *stream, rssm_error *err)
 {
-    const rssm_cuda_launch how = {.grid = {((uint32_t)begin->B + 255) / 256, 1, 1}, .threads = 256};
-    return launch(ctx, KERNEL_BEGIN, &how, begin, stream, "launching step_begin", err);
+    bool ordered = begin->B >= RSSM_CUDA_ORDER_MIN && begin->B <= RSSM_CUDA_ORDER_MAX;
+    uint32_t threads = ordered ? 1024 : 256;
+    const rssm_cuda_launch how = {.grid = {ordered ? 1 : ((uint32_t)begin->B + 255) / 256, 1, 1}, .threads = threads};
+    return launch(ctx, ordered ? KERNEL_BEGIN_ORDERED : KERNEL_BEGIN, &how, begin, stream, "launching step_begin", err);
 }
 
 static rssm_status cuda_step(void *ctx, const rssm_step *step, void *stream, rssm_error *err)
 {
     cuda_instance *cuda = ctx;
-    const rssm_cuda_launch how = rssm_cuda_choose(step, cuda->multiprocessors);
+    const rssm_cuda_launch how = rssm_cuda_choose(step, cuda->multiprocessors, cuda->shared_bytes);
     int kernel = how.variant < 0 ? KERNEL_GENERAL : how.variant;
     if (!cuda->functions[kernel])
         return rssm_fail(err, RSSM_ERR_UNSUPPORTED,

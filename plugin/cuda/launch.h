@@ -18,6 +18,7 @@ typedef struct rssm_cuda_variant {
 
 #define RSSM_CUDA_STRING_(x) #x
 #define RSSM_CUDA_STRING(x)  RSSM_CUDA_STRING_(x)
+/* clang-format off */
 #define RSSM_CUDA_VARIANT(family, state, K, V, VT, NT, kind, io, blocks, fill) \
     {RSSM_CUDA_STRING(RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind, io)),  \
      RSSM_CUDA_FAMILY_##family,                                                \
@@ -27,7 +28,10 @@ typedef struct rssm_cuda_variant {
      VT,                                                                       \
      NT,                                                                       \
      RSSM_CUDA_RING_##kind,                                                    \
-     RSSM_CUDA_SMEM(RSSM_CUDA_FAMILY_##family, RSSM_CUDA_BYTES_##state, K, VT, NT, RSSM_CUDA_RING_##kind)},
+     RSSM_CUDA_IO_##io,                                                        \
+     fill,                                                                     \
+     RSSM_CUDA_SMEM(RSSM_CUDA_FAMILY_##family, RSSM_CUDA_DTYPE_##state, K, VT, NT, RSSM_CUDA_RING_##kind)},
+/* clang-format on */
 
 static const rssm_cuda_variant rssm_cuda_variants[] = {RSSM_CUDA_LIST_KDA(RSSM_CUDA_VARIANT) RSSM_CUDA_LIST_GDN(
     RSSM_CUDA_VARIANT) RSSM_CUDA_LIST_MAMBA2(RSSM_CUDA_VARIANT)};
@@ -71,13 +75,14 @@ static inline int rssm_cuda_variant_fits(const rssm_cuda_variant *v, const rssm_
            (rssm_cuda_pool_fits(&s->d_cache) && rssm_cuda_pool_fits(&s->k_cache) && rssm_cuda_pool_fits(&s->g_cache));
 }
 
-/* The kernel for a step on a device of `sms` multiprocessors, as variants.h says. */
-static inline rssm_cuda_launch rssm_cuda_choose(const rssm_step *s, int sms)
+/* The kernel for a step, as variants.h says, on a device of `sms` multiprocessors whose blocks may have `shared` bytes of
+ * dynamic shared memory (227 KB on sm_90, 99 KB on sm_120). */
+static inline rssm_cuda_launch rssm_cuda_choose(const rssm_step *s, int sms, int64_t shared)
 {
     rssm_cuda_launch l = {-1, {0, 0, 0}, 0, 0};
     for (int i = 0; i < RSSM_CUDA_VARIANTS; ++i) {
         const rssm_cuda_variant *v = &rssm_cuda_variants[i];
-        if (!rssm_cuda_variant_fits(v, s))
+        if (v->smem > shared || !rssm_cuda_variant_fits(v, s))
             continue;
         if ((int64_t)s->B * s->HV * s->V / v->tile >= (int64_t)sms * v->fill) {
             l.variant = i;

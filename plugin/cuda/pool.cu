@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) rssm_step_begin(const __grid_c
         a.rows[b * a.rows_row + i] = row[i];
 }
 
-/* One block of 1024 threads: the same, but rows[i][7] = 1 + the row that the i-th blocks of a step shall take. Flushing
+/* One block of 1024 threads: the same, but rows[i][7] = B << 16 | 1 + the row that the i-th blocks of a step shall take. Flushing
  * rows take longest: they are spread evenly, since reads and writes then overlap, but kept from the last rows, whose
  * blocks end a launch. */
 #define ORDER_THREADS 1024
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(ORDER_THREADS)
                            : n < flushes * others ? n / others * period + 1 + n % others
                                                   : n + flushes;
         if (b < a.B)
-            a.rows[at * a.rows_row + 7] = (int32_t)(b + 1);
+            a.rows[at * a.rows_row + 7] = a.B << 16 | (int32_t)(b + 1);
         __syncthreads();
     }
 }

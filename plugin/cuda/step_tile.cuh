@@ -2,7 +2,8 @@
  *
  * VT rows are a part of one value head's state, or those of several heads that share a key head. A step is bound by
  * the bytes of the state, so the order of things is
- *   1. read the row's slot, and at once ask for the state slice (async_copy.cuh), then for inputs and ring rows;
+ *   1. read the row's slot; ask for the inputs, for the state slice (async_copy.cuh) and for the ring rows. Not the
+ *      state first: measured, what is asked for behind it arrives behind it, and all then wait for that;
  *   2. while those travel: gate, norms, and the ring rows' scores against q and k (Mamba-2: against C),
  *          score[j][q] = sum_ch k_j[ch] x_q[ch],
  *      so that a pending record costs two dot products and the state itself is never rebuilt to be read. q and k enter
@@ -227,15 +228,17 @@ template <int ROWS, int COLUMNS> DEVICE void rank_one(float x[ROWS][COLUMNS], co
             x[i][m] += d[i] * k[m];
 }
 
-/* Row of the call that this block works on. step_begin may leave in rows[i][7] which row the i-th blocks shall take, plus
- * one: rows that flush come early, so that no long block starts last. A large batch has no use for it: there the flushes
- * hide behind other blocks, and one more dependent load costs more than the end of the launch. */
+/* Row of the call that this block works on. step_begin may leave in rows[i][7] which row the i-th blocks shall take: rows
+ * that flush come early, so that no long block starts last. A large batch has no use for it: there the flushes hide behind
+ * other blocks, and one more dependent load costs more than the end of the launch. The order holds for the whole rows
+ * array only: a slice of one, or two put together, has another B or other row numbers, and is taken as it stands. */
 DEVICE int64_t block_row(const rssm_step &s)
 {
     const int64_t i = (int64_t)blockIdx.z * 65535 + blockIdx.y;
     if (s.rows && s.B >= RSSM_CUDA_ORDER_MIN && s.B <= RSSM_CUDA_ORDER_MAX && i < s.B) {
-        const int32_t first = s.rows[i * s.rows_row + 7];
-        if (first > 0 && first <= s.B)
+        const int32_t *const row = s.rows + i * s.rows_row;
+        const int32_t order = row[7], first = order & 0xffff;
+        if (order >> 16 == s.B && row[5] == i && first > 0 && first <= s.B)
             return first - 1;
     }
     return i;
