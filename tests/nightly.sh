@@ -1,0 +1,44 @@
+#!/bin/bash
+# What takes too long for every commit; run by hand. Needs a build in build/ (tests/run.sh gcc makes it). Ends with a line
+# `N passed, N failed`.
+set -u
+cd "$(dirname "$0")/.."
+export RSSM_PLUGIN=$PWD/build/plugin/replayssm.so RSSM_SOURCE_ROOT=$PWD RSSM_MODELS=${RSSM_MODELS:-$PWD/../shared/models}
+passed=0
+failed=0
+
+check() { # name command...
+    local name=$1 begin=$SECONDS
+    shift
+    if "$@" > /tmp/nightly.log 2>&1; then
+        passed=$((passed + 1))
+        printf '%-60s ok     %5d s   %s\n' "$name" $((SECONDS - begin)) "$(grep -E 'Checks:|passed,' /tmp/nightly.log | tail -n 1)"
+    else
+        failed=$((failed + 1))
+        printf '%-60s FAILED %5d s\n' "$name" $((SECONDS - begin))
+        tail -n 30 /tmp/nightly.log
+    fi
+}
+
+# valgrind has no AVX-512: the plugin sees a machine without it and takes AVX2.
+grind() { CK_FORK=no valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite "$@"; }
+
+check "valgrind: config reader" grind build/tests/test_config
+check "valgrind: pool" grind build/tests/test_pool
+check "valgrind: formulas" grind build/tests/test_formulas
+check "valgrind: cursor" grind build/tests/test_cursor
+check "valgrind: kernels" grind build/tests/test_kernels
+check "valgrind: replayssm-plan" grind build/examples/replayssm-plan configs/kimi-k3.json --tp 8 --json
+for config in kimi-linear-48b-a3b qwen3.5-35b-a3b nemotron-3-nano-30b-a3b; do
+    check "valgrind: replayssm-run $config" grind build/examples/replayssm-run configs/$config.json --tp 8 --batch 2 --steps 6 --ring 4 --check
+done
+check "kernels, long" build/tests/test_kernels --long
+for seed in 1 2 3 4 5 6 7 8; do
+    check "kernels, seed $seed" build/tests/test_kernels --seed $seed
+done
+check "Kimi-Linear at full size" build/examples/replayssm-run configs/kimi-linear-48b-a3b.json --batch 16 --check
+for config in configs/*.json; do
+    check "drift over 64 windows: $(basename "$config")" build/examples/replayssm-run "$config" --tp 2 --batch 1 --steps 1024 --ring 16 --oracle trajectory --check
+done
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
