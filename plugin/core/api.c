@@ -27,11 +27,13 @@ static rssm_status open_error(rssm_error *local, const rssm_error *theirs)
     return theirs && theirs->struct_size < sizeof(rssm_error) ? RSSM_ERR_STRUCT_SIZE : RSSM_OK;
 }
 
-/* Gives the local error to the caller; the message's tail is not copied. */
+/* Gives the local error to the caller; the message's tail is not copied. One without a sane size is left alone. */
 static rssm_status close_error(const rssm_error *local, rssm_error *theirs, rssm_status status)
 {
     if (!theirs)
         return status;
+    if (theirs->struct_size < sizeof(rssm_error))
+        return RSSM_ERR_STRUCT_SIZE;
     size_t used = offsetof(rssm_error, message) + strlen(local->message) + 1;
     memcpy((char *)theirs + sizeof(uint64_t), (const char *)local + sizeof(uint64_t), used - sizeof(uint64_t));
     theirs->status = status;
@@ -95,6 +97,13 @@ static rssm_status check_plugin(const rssm_plugin *plugin, rssm_error *err)
     return RSSM_OK;
 }
 
+/* The start of every call on an instance; its end is close_error. */
+static rssm_status open_call(rssm_error *local, const rssm_error *theirs, const rssm_plugin *plugin)
+{
+    rssm_status status = open_error(local, theirs);
+    return status ? status : check_plugin(plugin, local);
+}
+
 /* ---- v1 --------------------------------------------------------------------------------------------------------- */
 
 static rssm_status api_plugin_info(rssm_info *out, rssm_error *theirs)
@@ -149,10 +158,7 @@ static rssm_status api_init(const rssm_init_args *args, rssm_plugin **out, rssm_
 static rssm_status api_describe(const rssm_plugin *plugin, rssm_description *out, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status)
         status = check_out(out, sizeof(rssm_description), "description", &err);
     if (!status) {
@@ -166,10 +172,7 @@ static rssm_status api_describe(const rssm_plugin *plugin, rssm_description *out
 static rssm_status api_pool_layout(const rssm_plugin *plugin, rssm_layout *out, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status)
         status = check_out(out, sizeof(rssm_layout), "layout", &err);
     if (!status)
@@ -180,21 +183,15 @@ static rssm_status api_pool_layout(const rssm_plugin *plugin, rssm_layout *out, 
 static rssm_status api_prepare(rssm_plugin *plugin, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     return close_error(&err, theirs, status ? status : rssm_plugin_prepare(plugin, &err));
 }
 
 static rssm_status api_pool_create(rssm_plugin *plugin, const rssm_pool_args *args, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
     rssm_pool_args copy = {.struct_size = sizeof(copy)};
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status && args)
         status = copy_in(&copy, args, sizeof(copy), sizeof(rssm_pool_args), "pool args", &err);
     return close_error(&err, theirs, status ? status : rssm_plugin_pool_create(plugin, &copy, &err));
@@ -222,21 +219,15 @@ static rssm_status api_pool_tensors(const rssm_plugin *plugin, int32_t layer, co
                                     uint32_t num_tensors, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     return close_error(&err, theirs, status ? status : give_tensors(plugin, layer, tensors, num_tensors, &err));
 }
 
 static rssm_status api_reset(rssm_plugin *plugin, const rssm_reset_args *args, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
     rssm_reset_args copy;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status)
         status = copy_in(&copy, args, sizeof(copy), sizeof(rssm_reset_args), "reset args", &err);
     return close_error(&err, theirs, status ? status : rssm_plugin_reset(plugin, &copy, &err));
@@ -245,11 +236,8 @@ static rssm_status api_reset(rssm_plugin *plugin, const rssm_reset_args *args, r
 static rssm_status api_step_begin(rssm_plugin *plugin, const rssm_step_begin_args *args, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
     rssm_step_begin_args copy;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status)
         status = copy_in(&copy, args, sizeof(copy), sizeof(rssm_step_begin_args), "step_begin args", &err);
     return close_error(&err, theirs, status ? status : rssm_plugin_step_begin(plugin, &copy, &err));
@@ -258,11 +246,8 @@ static rssm_status api_step_begin(rssm_plugin *plugin, const rssm_step_begin_arg
 static rssm_status api_validate(const rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
     rssm_decode_args copy;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status)
         status = copy_in(&copy, args, sizeof(copy), sizeof(rssm_decode_args), "decode args", &err);
     return close_error(&err, theirs, status ? status : rssm_check_decode(plugin, &copy, &err));
@@ -271,11 +256,8 @@ static rssm_status api_validate(const rssm_plugin *plugin, const rssm_decode_arg
 static rssm_status api_decode(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
     rssm_decode_args copy;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status)
         status = copy_in(&copy, args, sizeof(copy), sizeof(rssm_decode_args), "decode args", &err);
     return close_error(&err, theirs, status ? status : rssm_plugin_decode(plugin, &copy, &err));
@@ -302,10 +284,7 @@ static rssm_status api_teardown(rssm_plugin **plugin, rssm_error *theirs)
 static rssm_status api_fault_read(rssm_plugin *plugin, void *stream, uint32_t *word, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status && !word)
         status = rssm_fail(&err, RSSM_ERR_ARGUMENT, "word is NULL");
     if (!status && !plugin->ctx)
@@ -316,10 +295,7 @@ static rssm_status api_fault_read(rssm_plugin *plugin, void *stream, uint32_t *w
 static rssm_status api_fault_clear(rssm_plugin *plugin, void *stream, rssm_error *theirs)
 {
     rssm_error err;
-    rssm_status status = open_error(&err, theirs);
-    if (status)
-        return status;
-    status = check_plugin(plugin, &err);
+    rssm_status status = open_call(&err, theirs, plugin);
     if (!status && !plugin->ctx)
         status = rssm_fail(&err, RSSM_ERR_STATE, "fault clear before prepare");
     return close_error(&err, theirs, status ? status : plugin->backend->fault_clear(plugin->ctx, stream, &err));
