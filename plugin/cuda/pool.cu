@@ -106,13 +106,13 @@ DEVICE void zero_bytes(unsigned char *p, int64_t bytes, int64_t t, int64_t threa
 }
 
 /* Fresh slots: x = share of a slot's bytes, y = which slot, z = which tensor of the pool; y and z go on beyond the grid.
- * Slots out of range are passed over. */
+ * Slots out of range, and the pad slot in a list, are passed over. */
 extern "C" __global__ void __launch_bounds__(256) rssm_reset(const __grid_constant__ rssm_cuda_reset a)
 {
     const int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = blockIdx.y; i < a.count; i += gridDim.y) {
         const int64_t slot = a.slots.data ? load_index(a.slots, i) : i;
-        if (slot < 0 || slot >= a.S || slot == a.pad_slot)
+        if (slot < 0 || slot >= a.S || (a.slots.data && slot == a.pad_slot))
             continue;
         for (int64_t z = blockIdx.z; z < a.num_regions; z += gridDim.z) {
             const rssm_region region = a.regions[z];
