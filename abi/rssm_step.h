@@ -46,7 +46,8 @@ extern "C" {
  *   4 conv   position in the convolution's ring before this pass
  *   5 start  first token of this row in the packed inputs (plain step: the row's number)
  *   6 len    tokens of this row (plain step: 1)
- *   7 0, or an order of work for the device: of use to the whole array only, ignored for a part of it
+ *   7 0, or an order of work for the device, ignored for a slice of the array; set it to 0 in rows that you put together
+ *     from two arrays
  * A padding row (-1, 0, 0, 0, 0, row, 1, 0): its outputs are zeroed, its inputs may be anything, nothing else is touched.
  * cursor: int32 [S, 4]: base, count, conv, short. step_begin moves it: count + 1, or on a flush base + count (mod R) and
  * count = 0; conv is the position in the convolution's ring, where the pool holds one. `short` is 0, or with
