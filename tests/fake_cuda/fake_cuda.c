@@ -30,7 +30,7 @@ static char names[MAX_NAMES][FAKE_NAME];
 static char primary_place;
 #define PRIMARY ((CUcontext)(void *)&primary_place)
 
-fake_cuda *fake_cuda_state(void)
+__attribute__((visibility("default"))) fake_cuda *fake_cuda_state(void)
 {
     return &state;
 }
@@ -56,7 +56,7 @@ static void free_libraries(void)
     state.libraries = 0;
 }
 
-void fake_cuda_reset(void)
+__attribute__((visibility("default"))) void fake_cuda_reset(void)
 {
     free_blocks();
     free_libraries();

@@ -125,6 +125,21 @@ void gpu_download(void *to, CUdeviceptr from, size_t bytes)
     gpu_leave();
 }
 
+void gpu_send(CUdeviceptr to, const void *from, size_t bytes)
+{
+    gpu_enter();
+    GPU(to_device(to, from, bytes, NULL));
+    gpu_leave();
+}
+
+void gpu_fetch(void *to, CUdeviceptr from, size_t bytes)
+{
+    gpu_enter();
+    GPU(to_host(to, from, bytes, NULL));
+    GPU(stream_sync(NULL));
+    gpu_leave();
+}
+
 void gpu_copy(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
     gpu_enter();

@@ -12,6 +12,7 @@
     X(init, cuInit, (unsigned))                                                             \
     X(device_count, cuDeviceGetCount, (int *))                                              \
     X(device_get, cuDeviceGet, (CUdevice *, int))                                           \
+    X(device_attribute, cuDeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))        \
     X(error_name, cuGetErrorName, (CUresult, const char **))                                \
     X(primary_retain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                    \
     X(context_create, cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice))                    \
@@ -64,6 +65,9 @@ void gpu_fill(CUdeviceptr ptr, unsigned char value, size_t bytes);
 void gpu_upload(CUdeviceptr to, const void *from, size_t bytes);
 void gpu_download(void *to, CUdeviceptr from, size_t bytes);
 void gpu_copy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+/* The same in the order of the legacy default stream alone: fetch is done on return. */
+void gpu_send(CUdeviceptr to, const void *from, size_t bytes);
+void gpu_fetch(void *to, CUdeviceptr from, size_t bytes);
 void gpu_wait(void);
 size_t gpu_free_bytes(void);
 CUstream gpu_stream(void); /* one that does not wait for the legacy default stream */

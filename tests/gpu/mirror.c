@@ -3,7 +3,8 @@
  * It exports replayssm_get_api like any plugin and passes everything on to the plugin at $RSSM_MIRRORED. Instances for
  * the scalar CPU level become CUDA instances: each tensor of a call gets a twin in device memory, which is uploaded
  * before the call and downloaded after it, inputs too, so that the test sees every byte that the GPU changed. Twins lie
- * between guard bytes that are checked; gaps between strided rows travel along, as the test filled them.
+ * between guard bytes that are checked; gaps between strided rows travel along, as the test filled them. Small twins lie
+ * in one arena and travel in one copy: a test that shares its GPU with others waits for few of its turns.
  * All other instances stay on the CPU, but only the reference says so to who asks for its level: loops over all
  * engines then run the reference and the GPU. */
 #include <stdbool.h>
@@ -17,20 +18,30 @@
 #include "replayssm.h"
 #include "rssm_fault.h"
 
-enum { GUARD = 256, GUARD_BYTE = 0xFF, MAX_TENSORS = RSSM_T_COUNT };
+enum { GUARD = 256, GUARD_BYTE = 0xFF, MAX_TENSORS = RSSM_T_COUNT, ARENA_BYTES = 1 << 20 };
 static const size_t whole_limit = (size_t)256 << 20; /* larger spans travel row by row, without their gaps */
 
 typedef struct twin {
     struct twin *next;
     uintptr_t host;
     size_t bytes;
-    CUdeviceptr block, at; /* at: of the first byte, same address modulo 256 as in the host's memory */
+    CUdeviceptr block;     /* of its own, or 0: in the arena */
+    CUdeviceptr at;        /* of the first byte, same address modulo 256 as in the host's memory */
+    unsigned char *staged; /* of the first byte, in the arena's copy */
 } twin;
+
+/* Device memory and its copy on the host, both as long. */
+typedef struct arena {
+    CUdeviceptr device;
+    unsigned char *host;
+    size_t used;
+} arena;
 
 typedef struct mirrored {
     rssm_plugin *real;
     bool cuda, reference;
     twin *twins;
+    arena arena;
     DLTensor *pool; /* the host's, with shapes and strides of their own */
     int64_t num_pool;
     int64_t cursor; /* which of them, -1 = none */
@@ -42,6 +53,7 @@ typedef struct call {
     int64_t count;
     const DLTensor **host;
     DLTensor *device;
+    size_t first, end; /* part of the arena that the call uses */
 } call;
 
 static const rssm_api *real_api(void)
@@ -108,6 +120,36 @@ static size_t guard(void)
     return getenv("RSSM_MIRROR_EXACT") ? 0 : GUARD;
 }
 
+/* Room in the arena for a twin with its guards; false when it gets memory of its own. */
+static bool place_in_arena(arena *a, twin *t, size_t shift, size_t size)
+{
+    size = (size + 255) / 256 * 256;
+    if (guard() == 0 || size > ARENA_BYTES)
+        return false;
+    if (!a->device) {
+        a->host = malloc(ARENA_BYTES);
+        a->device = a->host ? gpu_try_alloc(ARENA_BYTES) : 0;
+        if (a->host)
+            memset(a->host, GUARD_BYTE, ARENA_BYTES);
+    }
+    if (!a->device || a->used + size > ARENA_BYTES)
+        return false;
+    t->at = a->device + a->used + guard() + shift;
+    t->staged = a->host + a->used + guard() + shift;
+    a->used += size;
+    return true;
+}
+
+static bool place_alone(twin *t, size_t shift, size_t size)
+{
+    t->block = gpu_try_alloc(size);
+    if (!t->block)
+        return false;
+    gpu_fill(t->block, GUARD_BYTE, size);
+    t->at = t->block + guard() + shift;
+    return true;
+}
+
 static twin *twin_of(mirrored *m, uintptr_t host, size_t bytes)
 {
     for (twin *t = m->twins; t; t = t->next)
@@ -115,16 +157,12 @@ static twin *twin_of(mirrored *m, uintptr_t host, size_t bytes)
             return t;
     twin *t = calloc(1, sizeof *t);
     size_t shift = host % 256, size = guard() + shift + bytes + guard();
-    if (t)
-        t->block = gpu_try_alloc(size);
-    if (!t || !t->block) {
+    if (!t || !(place_in_arena(&m->arena, t, shift, size) || place_alone(t, shift, size))) {
         free(t);
         return NULL;
     }
-    gpu_fill(t->block, GUARD_BYTE, size);
     t->host = host;
     t->bytes = bytes;
-    t->at = t->block + guard() + shift;
     t->next = m->twins;
     m->twins = t;
     return t;
@@ -138,10 +176,17 @@ static void free_twins(mirrored *m)
         gpu_free(t->block);
         free(t);
     }
+    gpu_free(m->arena.device);
+    free(m->arena.host);
 }
 
+/* A tensor in the arena is only staged here: call_send sends them all. */
 static void upload(const twin *twin, const DLTensor *t)
 {
+    if (twin->staged) {
+        memcpy(twin->staged + (first_byte(t) - twin->host), (const void *)first_byte(t), span_of(t));
+        return;
+    }
     CUdeviceptr to = twin->at + (first_byte(t) - twin->host);
     const char *from = (const char *)first_byte(t);
     size_t span = span_of(t), stride = t->strides ? (size_t)t->strides[0] * t->dtype.bits / 8 : row_bytes(t);
@@ -167,9 +212,17 @@ static void download_rows(const twin *twin, const DLTensor *t)
         gpu_download(to + (size_t)i * stride, twin->at + (size_t)i * stride, row_bytes(t));
 }
 
-/* false: the GPU wrote beyond the tensor. */
+/* Copies a tensor out of bytes that a twin with its guards has; false: the GPU wrote beyond the twin. */
+static bool copy_out(const twin *twin, const DLTensor *t, const unsigned char *bytes)
+{
+    memcpy((char *)first_byte(t), bytes + guard() + (first_byte(t) - twin->host), span_of(t));
+    return is_guard(bytes) && is_guard(bytes + guard() + twin->bytes);
+}
+
 static bool download(const twin *twin, const DLTensor *t)
 {
+    if (twin->staged)
+        return copy_out(twin, t, twin->staged - guard());
     if (twin->bytes > whole_limit) {
         download_rows(twin, t);
         return true;
@@ -178,8 +231,7 @@ static bool download(const twin *twin, const DLTensor *t)
     if (!copy)
         return false;
     gpu_download(copy, twin->at - guard(), twin->bytes + 2 * guard());
-    memcpy((char *)first_byte(t), copy + guard() + (first_byte(t) - twin->host), span_of(t));
-    bool whole = is_guard(copy) && is_guard(copy + guard() + twin->bytes);
+    bool whole = copy_out(twin, t, copy);
     free(copy);
     return whole;
 }
@@ -188,7 +240,7 @@ static bool download(const twin *twin, const DLTensor *t)
 
 static bool call_begin(call *c, mirrored *m, int64_t most)
 {
-    *c = (call){.m = m, .host = calloc((size_t)most + 1, sizeof *c->host)};
+    *c = (call){.m = m, .first = ARENA_BYTES, .host = calloc((size_t)most + 1, sizeof *c->host)};
     c->device = calloc((size_t)most + 1, sizeof *c->device);
     return c->host && c->device;
 }
@@ -208,13 +260,26 @@ static const DLTensor *call_take(call *c, const DLTensor *t)
     if (!twin)
         return NULL;
     upload(twin, t);
+    if (twin->staged) {
+        size_t first = (size_t)(twin->staged - c->m->arena.host) - guard(), end = first + twin->bytes + 2 * guard();
+        c->first = first < c->first ? first : c->first;
+        c->end = end > c->end ? end : c->end;
+    }
     device->data = (void *)(twin->at + (first_byte(t) - twin->host) - t->byte_offset);
     return device;
 }
 
+/* After the last call_take. */
+static void call_send(call *c)
+{
+    if (c->first < c->end)
+        gpu_send(c->m->arena.device + c->first, c->m->arena.host + c->first, c->end - c->first);
+}
+
 static rssm_status call_end(call *c, rssm_status status, rssm_error *err)
 {
-    gpu_wait();
+    if (c->first < c->end)
+        gpu_fetch(c->m->arena.host + c->first, c->m->arena.device + c->first, c->end - c->first);
     for (int64_t i = 0; i < c->count; i++) {
         const DLTensor *t = c->host[i];
         size_t span = t->data ? span_of(t) : 0;
@@ -309,6 +374,7 @@ static rssm_status bind_tensors(mirrored *m, const rssm_pool_args *args, int64_t
     }
     rssm_pool_args copy = *args;
     copy.tensors = tensors;
+    call_send(&c);
     rssm_status status = call_end(&c, real_api()->pool_create(m->real, &copy, err), err);
     free(tensors);
     return status;
@@ -347,6 +413,7 @@ static rssm_status mirror_reset(rssm_plugin *plugin, const rssm_reset_args *args
     copy.slots = call_take(&c, args->slots);
     for (int64_t i = 0; i < m->num_pool; i++)
         call_take(&c, &m->pool[i]);
+    call_send(&c);
     return call_end(&c, real_api()->reset(m->real, &copy, err), err);
 }
 
@@ -364,6 +431,7 @@ static rssm_status mirror_step_begin(rssm_plugin *plugin, const rssm_step_begin_
     copy.rows_out = call_take(&c, args->rows_out);
     if (m->cursor >= 0)
         call_take(&c, &m->pool[m->cursor]);
+    call_send(&c);
     return call_end(&c, real_api()->step_begin(m->real, &copy, err), err);
 }
 
@@ -382,6 +450,7 @@ static rssm_status step(mirrored *m, const rssm_decode_args *args, step_fn run, 
     }
     rssm_decode_args copy = *args;
     copy.tensors = tensors;
+    call_send(&c);
     return call_end(&c, run(m->real, &copy, err), err);
 }
 

@@ -543,9 +543,8 @@ static rssm_status status_of(CUresult error)
     int entry = fake->failed;
     if (error == CUDA_ERROR_NO_DEVICE && (entry == FAKE_init || entry == FAKE_device_count))
         return RSSM_ERR_UNSUPPORTED;
-    if (error == CUDA_ERROR_NO_BINARY_FOR_GPU &&
-        (entry == FAKE_library_load || entry == FAKE_library_kernel || entry == FAKE_kernel_function ||
-         entry == FAKE_function_set))
+    if (error == CUDA_ERROR_NO_BINARY_FOR_GPU && (entry == FAKE_library_load || entry == FAKE_library_kernel ||
+                                                  entry == FAKE_kernel_function || entry == FAKE_function_set))
         return RSSM_ERR_UNSUPPORTED;
     return ends_instance(error)                ? RSSM_ERR_DEVICE_LOST
            : error == CUDA_ERROR_OUT_OF_MEMORY ? RSSM_ERR_OUT_OF_MEMORY

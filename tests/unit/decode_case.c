@@ -922,7 +922,8 @@ dc_worst dc_decode_checked(dc_case *c, int32_t layer)
     check_out_gaps(c, layer);
     for (int64_t b = 0; b < c->spec.B; b++) {
         dc_worst row = check_row(c, layer, b, &rows[b]);
-        dc_check(row.out <= 1 && row.state <= 1 && row.record <= 1 && row.gate <= 1,
+        double record_bar = c->options.record_bar > 0 ? c->options.record_bar : 1;
+        dc_check(row.out <= 1 && row.state <= 1 && row.record <= record_bar && row.gate <= 1,
                  "%s %s, count %d, flush %d: out %g state %g record %g gate %g times the bar",
                  dc_engine_name(c->options.engine),
                  c->spec.family == RSSM_FAMILY_KDA   ? "kda"

@@ -63,6 +63,7 @@ typedef struct dc_options {
     double scale;
     bool has_bound;
     double bound;
+    double record_bar; /* [1] times the bar of records: for sizes and numbers at which v - S k may cancel far */
 } dc_options;
 
 typedef struct dc_case {

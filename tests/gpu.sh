@@ -1,0 +1,124 @@
+#!/bin/bash
+# The tests that need a GPU, from the binaries of a build with CUDA ($RSSM_BUILD, default build-cuda); they need nothing
+# else of the machine but its driver. Ends with a line `N passed, N failed`; each part takes less than 9 minutes.
+# Usage: tests/gpu.sh [test|sanitize|bench] [log folder]
+# $RSSM_CASES = first:last takes fewer random cases, $RSSM_LIMIT gives each program fewer seconds than 500.
+set -u
+cd "$(dirname "$0")/.."
+part=${1:-test}
+logs=${2:-$(mktemp -d)}
+build=$(realpath "${RSSM_BUILD:-build-cuda}")
+mkdir -p "$logs" && rm -f "$logs"/*.rc
+
+export RSSM_PLUGIN=$build/tests/mirror.so RSSM_MIRRORED=$build/plugin/replayssm.so
+export RSSM_SOURCE_ROOT=$PWD CK_FORK=no PATH=$PATH:/usr/local/cuda/bin
+for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do
+    [ -d "$folder" ] && export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder # libcudart, for one test
+done
+
+note() { printf '%s\n' "== $*"; }
+
+# Runs one program into its log; its outcome goes to a file beside it. For the background.
+one() { # name command...
+    local name=$1 begin=$SECONDS
+    shift
+    timeout "${RSSM_LIMIT:-500}" "$@" > "$logs/$name.log" 2>&1
+    echo "$? $((SECONDS - begin))" > "$logs/$name.rc"
+}
+
+# Several of them after each other.
+in_turn() { # "name command..." ...
+    local job
+    for job in "$@"; do
+        # shellcheck disable=SC2086
+        one $job
+    done
+}
+
+# A part's programs are over: sums up what they said. A program that says nothing is a check of its own.
+passed=0
+failed=0
+summarise() {
+    local rc name code took good bad
+    for rc in "$logs"/*.rc; do
+        name=$(basename "$rc" .rc)
+        read -r code took < "$rc"
+        read -r good bad < <(awk '
+            match($0, /Checks: [0-9]+, Failures: [0-9]+, Errors: [0-9]+/) {
+                split(substr($0, RSTART, RLENGTH), f, /[^0-9]+/); bad += f[3] + f[4]; good += f[2] - f[3] - f[4] }
+            END { print good + 0, bad + 0 }' "$logs/$name.log")
+        [ "$code" != 0 ] && [ "$bad" = 0 ] && bad=1
+        [ "$code" = 0 ] && [ "$good" = 0 ] && good=1
+        passed=$((passed + good))
+        failed=$((failed + bad))
+        note "$name: $good passed, $bad failed, $took s"
+        [ "$bad" = 0 ] || grep -v "^Running suite" "$logs/$name.log" | tail -n 12 | cut -c1-240
+    done
+}
+
+# The main job on real configs: KDA, GDN and Mamba-2.
+model_runs() { # config
+    local run="$build/examples/replayssm-run configs/$1.json --device cuda --tp 2 --batch 16 --steps 24 --threads 3 --check"
+    in_turn "run-$1-L1 $run --ring 1" "run-$1-L5 $run --ring 5" "run-$1-L16 $run --ring 16" \
+        "run-$1-bf16-state $run --state bfloat16 --ring 16" "run-$1-trajectory $run --io float32 --oracle trajectory"
+}
+
+# One of test_decode's parts.
+decode_part() { CK_RUN_CASE=$1 one "decode-${1// /-}" "$build/tests/test_decode"; }
+
+part_test() {
+    local workers=$(($(nproc) > 12 ? 8 : 2)) i config name
+    {
+        one large "$build/tests/test_gpu" --only large
+        decode_part "same bits" # 77 GB: not beside the other one
+    } &
+    for name in "bar S" sizes memory "long runs"; do
+        decode_part "$name" &
+    done
+    in_turn "streams $build/tests/test_gpu --only streams" "formulas $build/tests/test_formulas" \
+        "cursor $build/tests/test_cursor" &
+    for ((i = 0; i < workers; i++)); do
+        in_turn "kernels-$i $build/tests/test_gpu --only kernels --part $i/$workers" \
+            "random-$i $build/tests/test_gpu --only random --part $i/$workers ${RSSM_CASES:+--cases $RSSM_CASES}" &
+    done
+    for config in kimi-linear-48b-a3b qwen3.5-35b-a3b nemotron-3-nano-30b-a3b; do
+        model_runs $config &
+    done
+    wait
+}
+
+# A sanitizer's own errors end the program with code 9. racecheck sees shared memory only.
+sanitized() { # tool args...
+    local tool=$1 half
+    shift
+    for half in 0 1; do
+        one "$tool-$half" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" \
+            "$build/tests/test_gpu" --small --part $half/2 &
+    done
+}
+
+part_sanitize() {
+    export RSSM_MIRROR_EXACT=1
+    sanitized memcheck --leak-check full
+    unset RSSM_MIRROR_EXACT
+    sanitized racecheck
+    sanitized initcheck
+    sanitized synccheck
+    wait
+}
+
+part_bench() {
+    # shellcheck disable=SC2016
+    one bench sh -c '"$0" --device cuda --json > "$1"' "$build/examples/replayssm-bench" "$logs/bench.json"
+}
+
+case $part in
+test | sanitize | bench) "part_$part" ;;
+*)
+    echo "usage: tests/gpu.sh [test|sanitize|bench] [log folder]" >&2
+    exit 64
+    ;;
+esac
+summarise
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -1,0 +1,25 @@
+/* What the GPU tests share. Each add_* puts its tests into the suite. */
+#ifndef RSSM_TESTS_TEST_GPU_H_
+#define RSSM_TESTS_TEST_GPU_H_
+
+#include <check.h>
+#include <stdint.h>
+
+/* Which of all random cases this process runs, and whether under a sanitizer: fewer, smaller. */
+typedef struct gpu_share {
+    int64_t part, parts;
+    int small;
+    int64_t first, last; /* random cases */
+} gpu_share;
+
+extern gpu_share share;
+
+void add_random_cases(Suite *s); /* random_cases.c: against double precision and against the CPU backend */
+void add_kernels(Suite *s);      /* kernels.c: every tuned kernel of the table, at the batch that chooses it */
+void add_large(Suite *s);        /* large.c: addresses beyond 31 bits and 16 GB, grids beyond 65535 */
+void add_streams(Suite *s);      /* streams.c: streams, graphs, contexts, threads, forks */
+
+/* Planning in a process that forks afterwards must not have touched the GPU: its own program run. */
+int main_plan_then_fork(void);
+
+#endif
