@@ -1,12 +1,14 @@
 /* replayssm-bench: how near a decode step comes to the limit that the machine's memory sets.
  *
  * One interleaved run per case, so that what disturbs one figure disturbs all: a read and a copy of big arrays, the
- * replay step with spread cursors, the read-and-write step (an instance with ring length 1). Then all rows admitted
- * together: the worst step of a window against the median one, without and with flush spreading.
+ * replay step with spread cursors, the read-and-write step (an instance with ring length 1), the plugin's own choice of a
+ * ring length. Then all rows admitted together: the worst step of a window against the median one, without and with flush
+ * spreading.
  *
  * Fewest bytes of one row of one layer, averaged over a window of L steps:
  *     replay      state (1 + 1/L) + (L - 1)/2 ring rows + 1 ring row + inputs + output
  *     read-write  2 state + inputs + output
+ * Beside this model stand the bytes counted from the rows of the steps that ran (a flush stores no record).
  * On the CPU the floor of a replay step is its bytes at the read bandwidth, that of a read-and-write step its bytes at
  * the copy bandwidth. Layers share one set of inputs, which stay in the cache as they would, fresh from the previous
  * operator; state and rings are at least 8 times the last-level cache. */
@@ -26,9 +28,10 @@ enum { SAMPLES = 41, QUICK_SAMPLES = 9, WINDOWS = 7, QUICK_WINDOWS = 3, CACHES =
 
 typedef struct bench_options {
     const char *plugin, *device, *family;
-    option_list batch, heads;
-    int64_t ring, threads;
-    int32_t state, io, ring_dtype, json, quick;
+    const char *level;
+    option_list batch, heads, ring;
+    int64_t threads;
+    int32_t state, io, ring_dtype, json, quick, steady;
 } bench_options;
 
 /* What is measured when --family and --heads say nothing: shapes of published models, one GPU each. */
@@ -51,12 +54,15 @@ typedef struct instance {
     void *slab;
     int64_t slab_bytes;
     int64_t steps, flushes;
+    int64_t counted_bytes; /* of one layer, over all steps */
 } instance;
 
 /* A kind of step: its time per layer, and how that stands to its floor. */
 typedef struct figure {
-    int64_t bytes; /* of one layer, all rows */
+    int64_t bytes;        /* of one layer, all rows: modelled */
+    double counted_bytes; /* the same, as the steps did it    */
     summary us, floor_us, ratio;
+    summary over_read_write; /* time over that of the read-and-write step of the same round */
     int64_t steps, flushes;
 } figure;
 
@@ -67,8 +73,9 @@ typedef struct outcome {
     int64_t heads[4];
     int64_t pool_bytes;
     summary read, copy; /* bytes per second */
-    figure replay, read_write;
-    double together, spread; /* worst step / median step of a window, all rows admitted together */
+    figure replay, read_write, automatic;
+    summary automatic_over_replay; /* of the same round */
+    double together, spread; /* worst step / median step of a window, all rows admitted together; 0 = not measured */
 } outcome;
 
 typedef struct bench {
@@ -87,6 +94,16 @@ typedef struct instance_want {
     int64_t batch, layers, ring_length;
     uint32_t flags;
 } instance_want;
+
+static int32_t level_of(const char *name)
+{
+    static const char *const names[] = {
+        [RSSM_CPU_SCALAR] = "scalar", [RSSM_CPU_AVX2] = "avx2", [RSSM_CPU_AVX512] = "avx512", [RSSM_CPU_NEON] = "neon"};
+    for (int32_t i = RSSM_CPU_SCALAR; name != NULL && i <= RSSM_CPU_NEON; i++)
+        if (strcmp(name, names[i]) == 0)
+            return i;
+    return RSSM_CPU_BEST;
+}
 
 /* init and describe alone: no pool, no threads. */
 static int instance_init(const bench *b, const instance_want *want, instance *it)
@@ -112,6 +129,7 @@ static int instance_init(const bench *b, const instance_want *want, instance *it
                            .max_batch = (int32_t)want->batch,
                            .num_slots = want->batch,
                            .num_threads = (int32_t)o->threads,
+                           .cpu_level = level_of(o->level),
                            .flags = want->flags};
     return host_init(&it->host, &init);
 }
@@ -159,6 +177,55 @@ static int instance_open(bench *b, const instance_want *want, instance *it)
     return code;
 }
 
+/* ---- bytes ---------------------------------------------------------------------------------------------------- */
+
+static int64_t ring_row_bytes(const host *h)
+{
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < h->layout.num_tensors; i++) {
+        const rssm_tensor_info *t = host_tensor(h, i);
+        if (t->per_layer && t->role != RSSM_T_STATE && t->role != RSSM_T_CONV)
+            bytes += t->bytes_per_slot / h->model.ring_rows;
+    }
+    return bytes;
+}
+
+static int64_t row_io_bytes(const workload *w)
+{
+    int64_t bytes = w->packed.bytes + w->gate.bytes + w->out.bytes;
+    if (w->host->model.family != RSSM_FAMILY_MAMBA2)
+        bytes += w->beta.bytes;
+    return bytes / w->batch;
+}
+
+static int64_t state_bytes(const host *h)
+{
+    return h->layout.slot_state_bytes / h->layout.num_layers;
+}
+
+static int64_t layer_bytes(const instance *it, int64_t batch)
+{
+    const host *h = &it->host;
+    const int64_t L = h->model.ring_length, state = state_bytes(h), row = ring_row_bytes(h);
+    if (L == 1)
+        return batch * (2 * state + row_io_bytes(&it->load));
+    return batch * (state + state / L + (L - 1) * row / 2 + row + row_io_bytes(&it->load));
+}
+
+/* What the step that the rows tensor describes moves: its records are read, then the state is written or a record. */
+static void count_rows(instance *it)
+{
+    const int64_t state = state_bytes(&it->host), ring_row = ring_row_bytes(&it->host);
+    for (int64_t b = 0; b < it->load.batch; b++) {
+        const int32_t *row = (const int32_t *)it->load.rows.host + b * RSSM_ROW_WIDTH;
+        const int64_t count = row[2], flush = row[3] != 0;
+        it->flushes += flush;
+        it->counted_bytes += state + count * ring_row + (flush ? state : ring_row) + row_io_bytes(&it->load);
+    }
+}
+
+/* ---- passes --------------------------------------------------------------------------------------------------- */
+
 /* One forward pass over all layers. -1 on failure, already printed. */
 static double pass_seconds(instance *it)
 {
@@ -175,8 +242,7 @@ static double pass_seconds(instance *it)
     }
     double seconds = stats_seconds() - start;
     it->steps++;
-    for (int64_t row = 0; row < it->load.batch; row++)
-        it->flushes += ((const int32_t *)it->load.rows.host)[row * RSSM_ROW_WIDTH + 3] != 0;
+    count_rows(it);
     return seconds;
 }
 
@@ -205,38 +271,8 @@ static int spread_cursors(instance *it, int64_t ring_length)
     }
     memset(force, 0, (size_t)B * sizeof *force);
     it->steps = 1; /* these do not count, but the calls are validated */
-    it->flushes = 0;
+    it->flushes = it->counted_bytes = 0;
     return EXIT_OK;
-}
-
-/* ---- bytes ---------------------------------------------------------------------------------------------------- */
-
-static int64_t ring_row_bytes(const host *h)
-{
-    int64_t bytes = 0;
-    for (int32_t i = 0; i < h->layout.num_tensors; i++) {
-        const rssm_tensor_info *t = host_tensor(h, i);
-        if (t->per_layer && t->role != RSSM_T_STATE && t->role != RSSM_T_CONV)
-            bytes += t->bytes_per_slot / h->model.ring_rows;
-    }
-    return bytes;
-}
-
-static int64_t row_io_bytes(const workload *w)
-{
-    int64_t bytes = w->packed.bytes + w->gate.bytes + w->out.bytes;
-    if (w->host->model.family != RSSM_FAMILY_MAMBA2)
-        bytes += w->beta.bytes;
-    return bytes / w->batch;
-}
-
-static int64_t layer_bytes(const instance *it, int64_t batch)
-{
-    const host *h = &it->host;
-    const int64_t L = h->model.ring_length, state = h->layout.slot_state_bytes / h->layout.num_layers;
-    if (L == 1)
-        return batch * (2 * state + row_io_bytes(&it->load));
-    return batch * (state + state / L + (L - 1) * ring_row_bytes(h) / 2 + ring_row_bytes(h) + row_io_bytes(&it->load));
 }
 
 /* ---- one case ------------------------------------------------------------------------------------------------- */
@@ -247,57 +283,96 @@ static int64_t passes_per_sample(int64_t batch, int64_t ring_length)
     return batch % ring_length == 0 ? 1 : ring_length;
 }
 
-/* Samples of one kind of step, beside the bandwidth found next to each. */
+/* One kind of step in the interleaved run: its samples, beside the bandwidth found next to each. */
 typedef struct series {
+    instance *it;
+    int64_t passes, bytes; /* of a sample; of a layer */
     double us[SAMPLES], floor_us[SAMPLES], ratio[SAMPLES];
 } series;
 
-static int sample(instance *it, int64_t passes, int64_t bytes, double bandwidth, series *s, int64_t i)
+static int series_begin(series *s, instance *it)
+{
+    const int64_t L = it->host.model.ring_length, batch = it->load.batch;
+    s->it = it;
+    s->passes = passes_per_sample(batch, L);
+    s->bytes = layer_bytes(it, batch);
+    return spread_cursors(it, L);
+}
+
+/* A replay step mostly reads: its floor is that of reading. */
+static int sample(series *s, double read, double copy, int64_t i)
 {
     double seconds = 0.0;
-    if (run_passes(it, passes, &seconds) != EXIT_OK)
+    if (run_passes(s->it, s->passes, &seconds) != EXIT_OK)
         return EXIT_REFUSED;
-    s->us[i] = 1e6 * seconds / (double)(passes * it->host.model.num_linear_layers);
-    s->floor_us[i] = 1e6 * (double)bytes / bandwidth;
+    s->us[i] = 1e6 * seconds / (double)(s->passes * s->it->host.model.num_linear_layers);
+    s->floor_us[i] = 1e6 * (double)s->bytes / (s->it->host.model.ring_length == 1 ? copy : read);
     s->ratio[i] = s->us[i] / s->floor_us[i];
     return EXIT_OK;
 }
 
-static figure conclude(const instance *it, series *s, int64_t samples, int64_t bytes)
+static void conclude(series *s, int64_t samples, figure *f)
 {
-    figure f = {.bytes = bytes, .steps = it->steps - 1, .flushes = it->flushes};
-    f.us = stats_summary(s->us, samples);
-    f.floor_us = stats_summary(s->floor_us, samples);
-    f.ratio = stats_summary(s->ratio, samples);
-    return f;
+    const instance *it = s->it;
+    f->bytes = s->bytes;
+    f->steps = it->steps - 1;
+    f->flushes = it->flushes;
+    f->counted_bytes = (double)it->counted_bytes / (double)f->steps;
+    f->us = stats_summary(s->us, samples);
+    f->floor_us = stats_summary(s->floor_us, samples);
+    f->ratio = stats_summary(s->ratio, samples);
 }
 
-/* The interleaved part: everything once per round. */
-static int measure(bench *b, instance *replay, instance *read_write, outcome *out)
+enum { REPLAY, READ_WRITE, AUTOMATIC, KINDS };
+
+/* Round by round, so that what disturbs a round disturbs both. */
+static summary paired(const double *us, const double *other_us, int64_t samples)
 {
-    const int64_t replay_bytes = layer_bytes(replay, out->batch), rw_bytes = layer_bytes(read_write, out->batch);
-    const int64_t passes = passes_per_sample(out->batch, out->ring_length);
+    double ratio[SAMPLES];
+    for (int64_t i = 0; i < samples; i++)
+        ratio[i] = us[i] / other_us[i];
+    return stats_summary(ratio, samples);
+}
+
+/* The times as they were drawn: summaries sort them. automatic is one of the three. */
+static void conclude_all(series all[KINDS], const series *automatic, int64_t samples, outcome *out)
+{
+    const double *plain = all[READ_WRITE].us;
+    out->replay.over_read_write = paired(all[REPLAY].us, plain, samples);
+    out->read_write.over_read_write = paired(plain, plain, samples);
+    out->automatic.over_read_write = paired(automatic->us, plain, samples);
+    out->automatic_over_replay = paired(automatic->us, all[REPLAY].us, samples);
+    conclude(&all[REPLAY], samples, &out->replay);
+    conclude(&all[READ_WRITE], samples, &out->read_write);
+    if (automatic == &all[AUTOMATIC])
+        conclude(&all[AUTOMATIC], samples, &out->automatic);
+    else
+        out->automatic = automatic == &all[REPLAY] ? out->replay : out->read_write;
+}
+
+/* The interleaved part: everything once per round. its[AUTOMATIC] is NULL where it is one of the other two. */
+static int measure(bench *b, instance *its[KINDS], outcome *out)
+{
     double read[SAMPLES], copy[SAMPLES];
-    series replay_series, rw_series;
-    int code = spread_cursors(replay, out->ring_length);
-    if (code == EXIT_OK)
-        code = spread_cursors(read_write, 1);
-    bandwidth_read(&b->memory); /* once, so that the first sample is like the others */
-    bandwidth_copy(&b->memory);
-    for (int64_t i = 0; i < b->samples && code == EXIT_OK; i++) {
-        read[i] = bandwidth_read(&b->memory);
-        code = sample(replay, passes, replay_bytes, read[i], &replay_series, i);
-        copy[i] = bandwidth_copy(&b->memory);
-        if (code == EXIT_OK)
-            code = sample(read_write, 1, rw_bytes, copy[i], &rw_series, i);
+    series *all = calloc(KINDS, sizeof *all);
+    int code = all == NULL ? host_refuse(&b->base, "no memory") : EXIT_OK;
+    for (int k = 0; k < KINDS && code == EXIT_OK; k++)
+        code = its[k] != NULL ? series_begin(&all[k], its[k]) : EXIT_OK;
+    for (int64_t i = -1; i < b->samples && code == EXIT_OK; i++) {
+        const int64_t at = i < 0 ? 0 : i; /* a round to warm up */
+        read[at] = bandwidth_read(&b->memory);
+        copy[at] = bandwidth_copy(&b->memory);
+        for (int k = 0; i >= 0 && k < KINDS && code == EXIT_OK; k++)
+            code = its[k] != NULL ? sample(&all[k], read[at], copy[at], at) : EXIT_OK;
     }
-    if (code != EXIT_OK)
-        return code;
-    out->replay = conclude(replay, &replay_series, b->samples, replay_bytes);
-    out->read_write = conclude(read_write, &rw_series, b->samples, rw_bytes);
-    out->read = stats_summary(read, b->samples);
-    out->copy = stats_summary(copy, b->samples);
-    return EXIT_OK;
+    if (code == EXIT_OK) {
+        const int automatic = its[AUTOMATIC] != NULL ? AUTOMATIC : out->auto_ring_length == 1 ? READ_WRITE : REPLAY;
+        conclude_all(all, &all[automatic], b->samples, out);
+        out->read = stats_summary(read, b->samples);
+        out->copy = stats_summary(copy, b->samples);
+    }
+    free(all);
+    return code;
 }
 
 /* All rows start together. Worst over median of a window's steps, each the median over some windows; the first window
@@ -326,10 +401,10 @@ static int worst_over_median(bench *b, instance *it, double *ratio)
 }
 
 /* Layers enough that the pool is CACHES times the last-level cache, and what the plugin would choose by itself. */
-static int size_case(bench *b, const family_shape *shape, int64_t batch, outcome *out)
+static int size_case(bench *b, const family_shape *shape, int64_t batch, int64_t ring, outcome *out)
 {
     instance probe;
-    instance_want want = {shape, batch, 1, b->o->ring, 0};
+    instance_want want = {shape, batch, 1, ring, 0};
     int code = instance_init(b, &want, &probe);
     if (code == EXIT_OK) {
         const int64_t layer = batch * probe.host.layout.slot_state_bytes;
@@ -362,44 +437,66 @@ static void describe_case(const instance *it, const family_shape *shape, int64_t
     out->heads[3] = m->V;
 }
 
-static int replay_parts(bench *b, const instance_want *want, instance *replay, outcome *out)
+static const char *lasting_level(const char *name) /* of the instance, but outlives it */
 {
-    instance read_write = {.slab = NULL};
-    instance_want rw_want = *want;
-    rw_want.ring_length = 1;
-    describe_case(replay, want->shape, want->batch, out);
-    int code = instance_open(b, &rw_want, &read_write);
+    static const char *const levels[] = {"scalar", "avx2", "avx512", "neon", "reference"};
+    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
+        if (strcmp(name, levels[i]) == 0)
+            return levels[i];
+    return "?";
+}
+
+/* Replay, read-and-write and the automatic choice side by side. */
+static int steady_part(bench *b, const instance_want *want, instance *replay, outcome *out)
+{
+    instance read_write = {.slab = NULL}, automatic = {.slab = NULL};
+    instance_want other = *want;
+    instance *its[KINDS] = {replay, &read_write, NULL};
+    other.ring_length = 1;
+    int code = instance_open(b, &other, &read_write);
+    if (code == EXIT_OK && out->auto_ring_length != 1 && out->auto_ring_length != want->ring_length) {
+        other.ring_length = 0;
+        its[AUTOMATIC] = &automatic;
+        code = instance_open(b, &other, &automatic);
+    }
     if (code == EXIT_OK)
-        code = measure(b, replay, &read_write, out);
+        code = measure(b, its, out);
+    instance_close(&automatic);
     instance_close(&read_write);
-    if (code == EXIT_OK)
-        code = worst_over_median(b, replay, &out->together);
     return code;
 }
 
-static int run_case(bench *b, const family_shape *shape, int64_t batch, outcome *out)
+static int together_part(bench *b, const instance_want *want, outcome *out)
+{
+    instance it = {.slab = NULL};
+    instance_want spread = *want;
+    spread.flags = RSSM_INIT_SPREAD_FLUSH;
+    int code = instance_open(b, &spread, &it);
+    if (code == EXIT_OK)
+        code = worst_over_median(b, &it, &out->spread);
+    instance_close(&it);
+    return code;
+}
+
+static int run_case(bench *b, const family_shape *shape, int64_t batch, int64_t ring, outcome *out)
 {
     *out = (outcome){.batch = batch};
-    int code = size_case(b, shape, batch, out);
+    int code = size_case(b, shape, batch, ring, out);
     if (code != EXIT_OK)
         return code;
     instance_want want = {shape, batch, out->layers, out->ring_length, 0};
     instance it = {.slab = NULL};
     code = instance_open(b, &want, &it);
-    if (code == EXIT_OK)
-        code = replay_parts(b, &want, &it, out);
-    static const char *const levels[] = {"scalar", "avx2", "avx512", "neon", "reference"}; /* outlive the instance */
-    for (size_t i = 0; code == EXIT_OK && i < sizeof levels / sizeof levels[0]; i++)
-        if (strcmp(it.host.model.cpu_level, levels[i]) == 0)
-            out->cpu_level = levels[i];
+    if (code == EXIT_OK) {
+        describe_case(&it, shape, batch, out);
+        out->cpu_level = lasting_level(it.host.model.cpu_level);
+        code = steady_part(b, &want, &it, out);
+    }
+    if (code == EXIT_OK && !b->o->steady)
+        code = worst_over_median(b, &it, &out->together);
     instance_close(&it);
-    if (code != EXIT_OK)
-        return code;
-    want.flags = RSSM_INIT_SPREAD_FLUSH;
-    code = instance_open(b, &want, &it);
-    if (code == EXIT_OK)
-        code = worst_over_median(b, &it, &out->spread);
-    instance_close(&it);
+    if (code == EXIT_OK && !b->o->steady)
+        code = together_part(b, &want, out);
     return code;
 }
 
@@ -409,9 +506,13 @@ static void print_head(const bench *b)
 {
     printf("working set %" PRId64 " MiB (%d x last-level cache), %" PRId64 " samples; us per layer: median (p10-p90)\n",
            b->working_set >> 20, CACHES, b->samples);
-    printf("%-7s %-8s %-8s %5s %3s %6s | %-25s %8s %6s %6s %8s | %-25s %6s %6s | %7s | %8s %6s | %-9s | %s\n", "family",
-           "state", "io", "batch", "L", "layers", "replay", "floor", "ratio", "% read", "flushes", "read-write",
-           "ratio", "% copy", "speedup", "together", "spread", "kernel", "GB/s read, copy");
+    printf("read: %s; copy: %s\n", bandwidth_read_loop(&b->memory), bandwidth_copy_loop(&b->memory));
+    printf("%-7s %-8s %-8s %-7s %5s %3s %6s | %-25s %8s %6s %6s %10s %8s | %-25s %6s %6s %10s | %7s | %4s %-25s | %8s "
+           "%6s | "
+           "%s\n",
+           "family", "state", "io", "kernel", "batch", "L", "layers", "replay", "floor", "ratio", "% read", "bytes",
+           "flushes", "read-write", "ratio", "% copy", "bytes", "speedup", "auto", "automatic choice", "together",
+           "spread", "GB/s read, copy");
 }
 
 static void print_us(const summary *us)
@@ -423,15 +524,17 @@ static void print_us(const summary *us)
 
 static void print_case(const outcome *c)
 {
-    printf("%-7s %-8s %-8s %5" PRId64 " %3" PRId64 " %6" PRId64 " | ", c->family, dtype_find(c->state)->name,
-           dtype_find(c->io)->name, c->batch, c->ring_length, c->layers);
+    printf("%-7s %-8s %-8s %-7s %5" PRId64 " %3" PRId64 " %6" PRId64 " | ", c->family, dtype_find(c->state)->name,
+           dtype_find(c->io)->name, c->cpu_level, c->batch, c->ring_length, c->layers);
     print_us(&c->replay.us);
-    printf("%8.1f %6.2f %6.1f %8" PRId64 " | ", c->replay.floor_us.median, c->replay.ratio.median,
-           100.0 / c->replay.ratio.median, c->replay.flushes);
+    printf("%8.1f %6.2f %6.1f %10" PRId64 " %8" PRId64 " | ", c->replay.floor_us.median, c->replay.ratio.median,
+           100.0 / c->replay.ratio.median, c->replay.bytes, c->replay.flushes);
     print_us(&c->read_write.us);
-    printf("%6.2f %6.1f | %7.2f | %8.2f %6.2f | %-9s | %.1f, %.1f\n", c->read_write.ratio.median,
-           100.0 / c->read_write.ratio.median, c->read_write.us.median / c->replay.us.median, c->together, c->spread,
-           c->cpu_level, 1e-9 * c->read.median, 1e-9 * c->copy.median);
+    printf("%6.2f %6.1f %10" PRId64 " | %7.2f | %4" PRId64 " ", c->read_write.ratio.median,
+           100.0 / c->read_write.ratio.median, c->read_write.bytes, 1.0 / c->replay.over_read_write.median,
+           c->auto_ring_length);
+    print_us(&c->automatic.us);
+    printf("| %8.2f %6.2f | %.1f, %.1f\n", c->together, c->spread, 1e-9 * c->read.median, 1e-9 * c->copy.median);
     fflush(stdout);
 }
 
@@ -450,7 +553,9 @@ static void json_figure(json *out, const char *key, const figure *f, const char 
     json_summary(out, "us", &f->us);
     json_summary(out, "floor_us", &f->floor_us);
     json_summary(out, "ratio", &f->ratio);
+    json_summary(out, "over_read_write", &f->over_read_write);
     json_int(out, "bytes", f->bytes);
+    json_number(out, "bytes_counted", f->counted_bytes);
     json_number(out, percent_key, 100.0 / f->ratio.median);
     json_int(out, "steps", f->steps);
     json_int(out, "flushes", f->flushes);
@@ -480,15 +585,19 @@ static void json_case(json *out, const outcome *c)
     json_summary(out, "copy_bytes_per_second", &c->copy);
     json_figure(out, "replay", &c->replay, "percent_of_read");
     json_figure(out, "read_write", &c->read_write, "percent_of_copy");
-    json_number(out, "speedup", c->read_write.us.median / c->replay.us.median);
-    json_number(out, "worst_over_median_together", c->together);
-    json_number(out, "worst_over_median_spread", c->spread);
+    json_figure(out, "automatic", &c->automatic, c->auto_ring_length == 1 ? "percent_of_copy" : "percent_of_read");
+    json_summary(out, "automatic_over_replay", &c->automatic_over_replay);
+    json_number(out, "speedup", 1.0 / c->replay.over_read_write.median);
+    if (c->together > 0.0) {
+        json_number(out, "worst_over_median_together", c->together);
+        json_number(out, "worst_over_median_spread", c->spread);
+    }
     json_end(out);
 }
 
 /* ---- all cases ------------------------------------------------------------------------------------------------ */
 
-enum { MAX_CASES = NUM_FAMILIES * OPTION_LIST_MAX };
+enum { MAX_CASES = NUM_FAMILIES * OPTION_LIST_MAX * OPTION_LIST_MAX };
 
 static void json_all(const bench *b, const outcome *cases, int count)
 {
@@ -502,6 +611,8 @@ static void json_all(const bench *b, const outcome *cases, int count)
     json_int(&out, "last_level_cache_bytes", last_level_cache_bytes());
     json_int(&out, "working_set_bytes", b->working_set);
     json_int(&out, "samples", b->samples);
+    json_string(&out, "read_loop", bandwidth_read_loop(&b->memory));
+    json_string(&out, "copy_loop", bandwidth_copy_loop(&b->memory));
     json_array(&out, "cases");
     for (int i = 0; i < count; i++)
         json_case(&out, &cases[i]);
@@ -509,26 +620,32 @@ static void json_all(const bench *b, const outcome *cases, int count)
     json_end(&out);
 }
 
+static int run_family(bench *b, const family_shape *shape, outcome *cases, int *count)
+{
+    const option_list *batch = &b->o->batch, *ring = &b->o->ring;
+    for (int64_t i = 0; i < batch->count * ring->count; i++) {
+        outcome *out = &cases[*count];
+        int code = run_case(b, shape, batch->values[i / ring->count], ring->values[i % ring->count], out);
+        if (code != EXIT_OK)
+            return code;
+        if (!b->o->json)
+            print_case(out);
+        ++*count;
+    }
+    return EXIT_OK;
+}
+
 static int run_cases(bench *b, outcome *cases)
 {
-    int count = 0;
+    int count = 0, code = EXIT_OK;
     if (!b->o->json)
         print_head(b);
-    for (int f = 0; f < NUM_FAMILIES; f++) {
-        if (b->o->family != NULL && strcmp(b->o->family, shapes[f].name) != 0)
-            continue;
-        for (int64_t i = 0; i < b->o->batch.count; i++) {
-            int code = run_case(b, &shapes[f], b->o->batch.values[i], &cases[count]);
-            if (code != EXIT_OK)
-                return code;
-            if (!b->o->json)
-                print_case(&cases[count]);
-            count++;
-        }
-    }
-    if (b->o->json)
+    for (int f = 0; f < NUM_FAMILIES && code == EXIT_OK; f++)
+        if (b->o->family == NULL || strcmp(b->o->family, shapes[f].name) == 0)
+            code = run_family(b, &shapes[f], cases, &count);
+    if (code == EXIT_OK && b->o->json)
         json_all(b, cases, count);
-    return EXIT_OK;
+    return code;
 }
 
 static int bench_cpu(bench *b)
@@ -562,8 +679,11 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-    bench_options o = {
-        .device = "cpu", .batch = {3, {1, 8, 32}}, .ring = 16, .state = RSSM_DTYPE_FLOAT32, .io = RSSM_DTYPE_BFLOAT16};
+    bench_options o = {.device = "cpu",
+                       .batch = {3, {1, 8, 32}},
+                       .ring = {1, {16}},
+                       .state = RSSM_DTYPE_FLOAT32,
+                       .io = RSSM_DTYPE_BFLOAT16};
     const option_row rows[] = {
         {"device", OPTION_CHOICE, &o.device, "cpu|cuda", "what to measure [cpu]", 0, 0},
         {"family", OPTION_CHOICE, &o.family, "kda|gdn|mamba2", "only this one [all]", 0, 0},
@@ -571,9 +691,11 @@ int main(int argc, char **argv)
         {"io", OPTION_DTYPE, &o.io, "DTYPE", "of inputs and outputs [bfloat16]", 0, 0},
         {"ring-dtype", OPTION_DTYPE, &o.ring_dtype, "DTYPE", "of the ring's rows [as --io]", 0, 0},
         {"batch", OPTION_LIST, &o.batch, "B,B,...", "rows of a step [1,8,32]", 1, 65536},
-        {"ring", OPTION_INT, &o.ring, "L", "ring length [16]", 2, 64},
+        {"ring", OPTION_LIST, &o.ring, "L,L,...", "ring length [16]", 2, 64},
         {"heads", OPTION_LIST, &o.heads, "H,HV,K,V", "Mamba-2: groups,heads,state,dim [a model's]", 1, 65536},
         {"threads", OPTION_INT, &o.threads, "N", "CPU threads [0 = all]", 0, PARALLEL_MAX_THREADS},
+        {"level", OPTION_CHOICE, &o.level, "scalar|avx2|avx512|neon", "at most this CPU level [the best]", 0, 0},
+        {"steady", OPTION_FLAG, &o.steady, NULL, "spread cursors only, not all rows together", 0, 0},
         {"quick", OPTION_FLAG, &o.quick, NULL, "9 samples instead of 41", 0, 0},
         {"json", OPTION_FLAG, &o.json, NULL, "for programs", 0, 0},
         {"plugin", OPTION_TEXT, &o.plugin, "PATH", "the plugin to load", 0, 0},

@@ -202,7 +202,7 @@ static void print_pool(const host *h, const plan_options *o)
            pool->slot_cursor_bytes);
     if (!o->conv)
         printf("  (the convolution's history is not in the pool: --conv adds it)\n");
-    printf("  this GPU: %" PRId64 " slot%s%s in %s (%" PRId64 " bytes: slab %" PRId64 ", workspace %" PRId64 ")\n",
+    printf("  this rank: %" PRId64 " slot%s%s in %s (%" PRId64 " bytes: slab %" PRId64 ", workspace %" PRId64 ")\n",
            pool->num_slots, pool->num_slots == 1 ? "" : "s", o->init.memory_budget_bytes > 0 ? " fit the budget," : "",
            human(pool->pool_bytes).text, pool->pool_bytes, pool->slab_bytes, pool->workspace_bytes);
     printf("  one row of one layer: %s per step, read-and-write %s: %.2f times fewer bytes (modelled)\n",

@@ -7,15 +7,18 @@
 typedef struct bandwidth {
     int64_t bytes; /* of each array */
     int threads;
+    int read, copy; /* the loops that proved fastest here */
     unsigned char *from, *to;
 } bandwidth;
 
 int bandwidth_create(bandwidth *b, int64_t bytes, int threads); /* 0, or -1: no memory */
 void bandwidth_free(bandwidth *b);
 
-/* Bytes per second of one pass; a copy counts what it reads and what it writes. */
+/* Bytes per second of one pass of the best loop; a copy counts what it reads and what it writes. */
 double bandwidth_read(bandwidth *b);
 double bandwidth_copy(bandwidth *b);
+const char *bandwidth_read_loop(const bandwidth *b); /* which loop that is */
+const char *bandwidth_copy_loop(const bandwidth *b);
 
 /* Big zeroed memory on huge pages where the system has them; aligned to a page. NULL: no memory. */
 void *big_alloc(int64_t bytes);

@@ -134,9 +134,10 @@ static rssm_cost make_cost(rssm_rank *rank)
     rank->dims.of[RSSM_SYM_R] = 1;
     for (int32_t i = 0; i < rank->family->num_roles; i++) {
         const rssm_role_spec *spec = &rank->family->roles[i];
-        if (spec->place == RSSM_PLACE_STATE)
+        if (spec->place == RSSM_PLACE_STATE) {
             cost.state_bytes += inner_bytes(rank, spec);
-        else if (spec->place == RSSM_PLACE_RING)
+            cost.state_element_bytes = kind_bytes(rank, spec->kinds);
+        } else if (spec->place == RSSM_PLACE_RING)
             cost.row_bytes += inner_bytes(rank, spec);
         else if ((spec->place == RSSM_PLACE_INPUT && spec->need != RSSM_NEED_APART &&
                   spec->need != RSSM_NEED_OPTIONAL) ||

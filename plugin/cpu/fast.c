@@ -416,7 +416,15 @@ static void prefetch_input(const head *t, const rssm_input *input, int64_t index
     prefetch_bytes((const char *)input->data + (t->b * input->row + index) * element, n * element);
 }
 
-/* The inputs and the output of value head hv. */
+/* A weight of value head hv, n elements a head. */
+static void prefetch_weight(const rssm_input *weight, int64_t hv, int64_t n)
+{
+    int64_t bytes = n * rssm_cpu_dtype_bytes(weight->dtype);
+    if (weight->data)
+        prefetch_bytes((const char *)weight->data + hv * bytes, bytes);
+}
+
+/* The inputs, weights and output of value head hv. */
 static void prefetch_io(const head *t, int64_t hv)
 {
     const rssm_step *step = t->step;
@@ -428,6 +436,8 @@ static void prefetch_io(const head *t, int64_t hv)
     prefetch_input(t, &step->v, hv * step->V, step->V);
     if (t->per_channel)
         prefetch_input(t, &step->a, hv * step->K, step->K);
+    prefetch_weight(&step->dt_bias, hv, t->per_channel ? step->K : 1);
+    prefetch_weight(&step->A_log, hv, 1);
     int64_t element = rssm_cpu_dtype_bytes(step->out_dtype);
     prefetch_bytes((const char *)step->out + (t->b * step->out_row + hv * step->V) * element, step->V * element);
 }

@@ -249,20 +249,48 @@ static inline void FN(fold_rest)(ELEMENT *row, int64_t i, int64_t n, const rssm_
     }
 }
 
+/* The fold of the read-and-write step: one term. Decay and key of four vectors stay in registers for all rows. */
+static inline void FN(fold_one)(ELEMENT *state, int64_t rows, int64_t n, int64_t i, const rssm_fold *f, vsat *saturated)
+{
+    const float *decay = f->decay + i, *k = f->k + i;
+    vf c0 = vf_load_f32(decay), c1 = vf_load_f32(decay + LANES), c2 = vf_load_f32(decay + 2 * LANES),
+       c3 = vf_load_f32(decay + 3 * LANES);
+    vf k0 = vf_load_f32(k), k1 = vf_load_f32(k + LANES), k2 = vf_load_f32(k + 2 * LANES),
+       k3 = vf_load_f32(k + 3 * LANES);
+    ELEMENT *s = state + i;
+    for (int64_t r = 0; r < rows; r++, s += n) {
+        vf d = vf_set1(f->d[r]);
+        STORE(s, vf_fma(d, k0, vf_mul(LOAD(s), c0)), saturated);
+        STORE(s + LANES, vf_fma(d, k1, vf_mul(LOAD(s + LANES), c1)), saturated);
+        STORE(s + 2 * LANES, vf_fma(d, k2, vf_mul(LOAD(s + 2 * LANES), c2)), saturated);
+        STORE(s + 3 * LANES, vf_fma(d, k3, vf_mul(LOAD(s + 3 * LANES), c3)), saturated);
+    }
+}
+
+/* A fold of many terms computes longer than its rows take to arrive: meanwhile the next block of rows can. */
+static inline void FN(prefetch_block)(const ELEMENT *row, int64_t n)
+{
+    for (int64_t byte = 0; byte < n * (int64_t)sizeof(ELEMENT); byte += 64)
+        PREFETCH_LINE((const char *)row + byte);
+}
+
 static uint32_t FN(fold)(void *state, int64_t rows, int64_t n, const rssm_fold *f)
 {
     ELEMENT *row = state;
     vsat saturated = vsat_none();
-    int64_t r = 0;
-    for (; r + 2 <= rows; r += 2, row += 2 * n) {
-        int64_t i = 0;
-        for (; i + 4 * LANES <= n; i += 4 * LANES)
+    int64_t r = 0, strips = n / (4 * LANES) * (4 * LANES);
+    if (f->terms == 1)
+        for (int64_t i = 0; i < strips; i += 4 * LANES)
+            FN(fold_one)(row, rows, n, i, f, &saturated);
+    for (; f->terms != 1 && r + 2 <= rows; r += 2, row += 2 * n) {
+        FN(prefetch_block)(row + rows * n, 2 * n);
+        for (int64_t i = 0; i < strips; i += 4 * LANES)
             FN(fold_tile)(row + i, row + n + i, i, f, f->d + r, &saturated);
-        FN(fold_rest)(row, i, n, f, f->d + r, &saturated);
-        FN(fold_rest)(row + n, i, n, f, f->d + r + 1, &saturated);
+        FN(fold_rest)(row, strips, n, f, f->d + r, &saturated);
+        FN(fold_rest)(row + n, strips, n, f, f->d + r + 1, &saturated);
     }
-    if (r < rows)
-        FN(fold_rest)(row, 0, n, f, f->d + r, &saturated);
+    for (; r < rows; r++, row += n)
+        FN(fold_rest)(row, f->terms == 1 ? strips : 0, n, f, f->d + r, &saturated);
     return vsat_any(saturated);
 }
 
