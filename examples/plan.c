@@ -7,12 +7,13 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 typedef struct plan_options {
     rssm_init_args init;
     int64_t tp, rank, ring, draft;
     int32_t conv, json;
-    const char *plugin;
+    const char *plugin, *device;
 } plan_options;
 
 static int is_mamba(const host *h)
@@ -220,6 +221,7 @@ static int plan(host *h, plan_options *o)
     o->init.tp_rank = (int32_t)o->rank;
     o->init.ring_length = (int32_t)o->ring;
     o->init.max_draft_tokens = (int32_t)o->draft;
+    o->init.device_type = strcmp(o->device, "cuda") == 0 ? kDLCUDA : kDLCPU;
     o->init.flags = o->conv ? RSSM_INIT_CONV_STATE : 0;
     int code = host_load(h, o->plugin);
     if (code == EXIT_OK)
@@ -238,12 +240,13 @@ static int plan(host *h, plan_options *o)
 
 int main(int argc, char **argv)
 {
-    plan_options o = {.tp = 1};
+    plan_options o = {.tp = 1, .device = "cpu"};
     /* Ranges here are what an int32 holds: whether a number makes sense is the plugin's to say. */
     const option_row rows[] = {
         {"tp", OPTION_INT, &o.tp, "N", "tensor-parallel ranks [1]", 1, INT32_MAX},
         {"rank", OPTION_INT, &o.rank, "R", "this rank [0]", INT32_MIN, INT32_MAX},
-        {"ring", OPTION_INT, &o.ring, "L", "ring length, 1 to 64 [0 = fewest modelled bytes]", INT32_MIN, INT32_MAX},
+        {"ring", OPTION_INT, &o.ring, "L", "ring length, 1 to 64 [0 = least modelled cost on the device]", INT32_MIN,
+         INT32_MAX},
         {"state", OPTION_DTYPE, &o.init.state_dtype, "DTYPE", "of the state [the config's]", 0, 0},
         {"io", OPTION_DTYPE, &o.init.io_dtype, "DTYPE", "of inputs and outputs [the config's]", 0, 0},
         {"ring-dtype", OPTION_DTYPE, &o.init.ring_dtype, "DTYPE", "of the ring's rows [as --io]", 0, 0},
@@ -254,6 +257,8 @@ int main(int argc, char **argv)
         {"conv", OPTION_FLAG, &o.conv, NULL, "the pool also holds the convolution's history", 0, 0},
         {"json", OPTION_FLAG, &o.json, NULL, "for programs", 0, 0},
         {"plugin", OPTION_TEXT, &o.plugin, "PATH", "the plugin to load", 0, 0},
+        {"device", OPTION_CHOICE, &o.device, "cpu|cuda", "whose pool: it decides the ring length of --ring 0 [cpu]", 0,
+         0},
     };
     const option_table table = {"replayssm-plan", "Says what the state pool of a model will be.", "CONFIG", rows,
                                 sizeof rows / sizeof rows[0]};
