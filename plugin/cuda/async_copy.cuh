@@ -16,18 +16,24 @@ DEVICE uint32_t shared_address(const void *p)
 
 #if __CUDA_ARCH__ >= 900
 
-DEVICE void slice_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar, int lane)
+/* Before slice_load(), and ahead of it: what is to come. */
+DEVICE void slice_expect(uint32_t bytes, uint64_t *bar, int lane)
 {
     if (lane == 0) {
         const uint32_t b = shared_address(bar);
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(b) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
+    }
+}
+
+DEVICE void slice_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar, int lane)
+{
+    if (lane == 0)
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                          shared_address(dst)),
-                     "l"(src), "r"(bytes), "r"(b)
+                     "l"(src), "r"(bytes), "r"(shared_address(bar))
                      : "memory");
-    }
     __syncwarp();
 }
 
@@ -46,6 +52,8 @@ DEVICE void slice_wait(uint64_t *bar)
 }
 
 #else
+
+DEVICE void slice_expect(uint32_t, uint64_t *, int) {}
 
 DEVICE void slice_load(void *dst, const void *src, uint32_t bytes, uint64_t *, int lane)
 {

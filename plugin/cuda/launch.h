@@ -30,7 +30,8 @@ typedef struct rssm_cuda_variant {
      RSSM_CUDA_RING_##kind,                                                    \
      RSSM_CUDA_IO_##io,                                                        \
      fill,                                                                     \
-     RSSM_CUDA_SMEM(RSSM_CUDA_FAMILY_##family, RSSM_CUDA_DTYPE_##state, K, VT, NT, RSSM_CUDA_RING_##kind)},
+     RSSM_CUDA_SMEM(RSSM_CUDA_FAMILY_##family, RSSM_CUDA_DTYPE_##state, K, VT, NT, RSSM_CUDA_RING_##kind,       \
+                     RSSM_CUDA_IO_##io)},
 /* clang-format on */
 
 static const rssm_cuda_variant rssm_cuda_variants[] = {RSSM_CUDA_LIST_KDA(RSSM_CUDA_VARIANT) RSSM_CUDA_LIST_GDN(

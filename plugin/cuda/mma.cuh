@@ -15,4 +15,14 @@ DEVICE void mma_bf16(float *d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* Four 8 x 8 matrices of bfloat16, row i of matrix m where lane 8m + i says, transposed: b[m] = rows 2t, 2t + 1 of column
+ * g, so that two matrices one above the other are mma_bf16's b0, b1. Rows are 16 bytes in shared memory. */
+DEVICE void load_transposed(uint32_t *b, const uint16_t *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"((uint32_t)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
 #endif

@@ -21,36 +21,65 @@ DEVICE int64_t load_index(const rssm_index &x, int64_t i)
     return ((const int32_t *)x.data)[i * x.stride];
 }
 
-DEVICE row_info read_row(const rssm_step &s, int64_t row)
+/* The first four numbers of rows[row], asked for ahead of their use; nothing where the step has no rows array. */
+struct row_ahead {
+    int32_t slot, base, count, flush;
+};
+
+DEVICE row_ahead load_row(const rssm_step &s, int64_t row)
 {
-    row_info r;
-    int64_t count;
+    row_ahead a = {0, 0, 0, 0};
     if (s.rows) {
         const int32_t *const p = s.rows + row * s.rows_row;
-        r.slot = p[0];
-        r.base = p[1];
-        count = p[2];
-        r.flush = p[3] != 0;
-    } else {
+        a.slot = p[0];
+        a.base = p[1];
+        a.count = p[2];
+        a.flush = p[3];
+    }
+    return a;
+}
+
+DEVICE row_info judge_row(const rssm_step &s, int64_t row, const row_ahead &a)
+{
+    row_info r;
+    r.slot = a.slot;
+    r.base = a.base;
+    r.count = a.count;
+    r.flush = a.flush != 0;
+    if (!s.rows) {
         r.slot = s.state_indices.data ? load_index(s.state_indices, row) : row;
         r.base = 0;
-        count = s.write_pos.data ? load_index(s.write_pos, row) : 0;
+        const int64_t count = s.write_pos.data ? load_index(s.write_pos, row) : 0;
         r.flush = count >= s.L - 1 || (s.force_flush.data && load_index(s.force_flush, row) != 0);
+        r.count = count >= 0 && count <= s.L ? (int)count : -1;
     }
     const bool here = r.slot >= 0 && r.slot < s.S && r.slot != s.pad_slot;
     /* A row that does not flush stores a record: it needs a ring with room. */
-    const bool sane =
-        count >= 0 && count <= s.L && r.base >= 0 && r.base < s.R && (r.flush || (s.L > 1 && count < s.L));
+    const int most = r.flush ? s.L : s.L > 1 ? s.L - 1 : -1;
+    const bool sane = r.count >= 0 && r.count <= most && (uint32_t)r.base < (uint32_t)s.R;
     r.valid = here && sane;
     r.bad = here && !sane;
-    r.count = s.L == 1 ? 0 : (int)count; /* L = 1: the plain recurrence, no ring */
+    r.count = s.L == 1 ? 0 : r.count; /* L = 1: the plain recurrence, no ring */
     return r;
+}
+
+DEVICE row_info read_row(const rssm_step &s, int64_t row)
+{
+    return judge_row(s, row, load_row(s, row));
 }
 
 DEVICE void raise_fault(const rssm_step &s, bool hit, uint32_t bit)
 {
     if (hit && s.fault)
         atomicOr(s.fault, bit);
+}
+
+/* 1 / sqrt(x), rounded almost as if exact: one Newton step on the 22 bits of the approximation. */
+DEVICE float inverse_root(float x)
+{
+    const float y = rsqrtf(x);
+    const float better = y + 0.5f * y * (1.0f - x * y * y);
+    return x > 1e-30f && x < 1e30f ? better : 1.0f / sqrtf(x);
 }
 
 DEVICE float softplus(float x)

@@ -2,23 +2,28 @@
  *
  * VT rows are a part of one value head's state, or those of several heads that share a key head. A step is bound by
  * the bytes of the state, so the order of things is
- *   1. read the row's slot; ask for the inputs, for the state slice (async_copy.cuh) and for the ring rows. Not the
- *      state first: measured, what is asked for behind it arrives behind it, and all then wait for that;
- *   2. while those travel: gate, norms, and the ring rows' scores against q and k (Mamba-2: against C),
+ *   1. ask for the row's slot; meanwhile ask for the inputs and form every address but the slot's share of it. A block
+ *      asks for no bytes while it computes addresses, so what stands between the slot and the next requests is kept short;
+ *   2. with the slot: the ring rows, then the state slice (async_copy.cuh). Not the state first: measured, what is asked
+ *      for behind it arrives behind it, and all then wait for that;
+ *   3. while those travel: gate, norms, and the ring rows' scores against q and k (Mamba-2: against C),
  *          score[j][q] = sum_ch k_j[ch] x_q[ch],
  *      so that a pending record costs two dot products and the state itself is never rebuilt to be read. q and k enter
  *      as given: their norms and scales, and exp(G) where a head has one gate, are numbers that multiply the sums later,
  *      so one barrier is enough. KDA's gates are per channel and go into k_j and x_q first;
- *   3. when the slice is there: S0 . x_q for each of its rows, from shared memory, by fp32 FMAs or, for a bfloat16
+ *   4. when the slice is there: S0 . x_q for each of its rows, from shared memory, by fp32 FMAs or, for a bfloat16
  *      state, on tensor cores: the state is the exact left operand, x_q the right one, exact too where it is bfloat16 as
  *      given, else as three bfloat16 terms (1.4e-7, fp32's own order);
- *   4. the output; then either the record goes to the ring, or all records and the token fold into the state, as a
- *      product of rank count + 1 accumulated in fp32 registers on the way from shared to global memory.
+ *   5. the output; then either the record goes to the ring, or all records and the token fold into the state on the way
+ *      from shared to global memory: with a bfloat16 ring the records as one product on tensor cores, k_j and d_j as many
+ *      bfloat16 terms as the state's dtype asks for, else as a product of rank count + 1 by fp32 FMAs.
  *
- * Work is laid out so that sums stay in one warp. Lane = (r, c), r = lane / 8, c = lane % 8.
+ * Work is laid out so that sums stay in one warp. Lane = (r, c), r = lane % 4, c = lane / 4: an mma fragment's.
  *   inputs  warp w has channels w*K/NW .. , lane by lane
  *   scores  of the same channels lane (r, c) has CH, for ring rows 4r .. 4r+3
- *   state   warp w has rows w*WR .. +WR-1; lane (r, c) has rows r + 4i of them and every 8th 16-byte chunk of K
+ *   ring d  lane (r, c) has DV state rows of its warp's, from DV c on, for the same ring rows
+ *   state   warp w has rows w*WR .. +WR-1; by FMAs lane (tr, tc), tr = lane / 8, tc = lane % 8, has rows tr + 4i of them
+ *           and every 8th 16-byte chunk of K
  *   result  after the reductions lane (r, c) has row `local` of its warp; DUP lanes share a row
  * G - G_j is always a sum over later records, never a difference. Ring rows at and beyond count are never loaded.
  * The ring holds up to 16 records here; longer rings take the general kernel.
@@ -54,40 +59,50 @@ template <int N, int FIRST, int LAST> DEVICE void sum_over_lanes(float *v, int l
     }
 }
 
-/* N consecutive elements as raw bits, half-width ones packed in pairs. The address fits the vector. */
-template <int N> DEVICE void load_packed(uint32_t *raw, const unsigned char *p, int dtype)
+/* BYTES bytes at p, or zeros. Written out for the GPU because a compiler makes branches of it, and all waits for these
+ * loads to be asked for. */
+template <int BYTES> DEVICE void load_if(bool go, uint32_t *raw, const unsigned char *p)
 {
-    if (is_half_width(dtype)) {
-        if constexpr (N == 1) {
-            raw[0] = *(const uint16_t *)p;
-        } else if constexpr (N == 2) {
-            raw[0] = *(const uint32_t *)p;
-        } else {
-#pragma unroll
-            for (int n = 0; n < N / 4; ++n) {
-                const uint2 x = ((const uint2 *)p)[n];
-                raw[2 * n] = x.x;
-                raw[2 * n + 1] = x.y;
-            }
-        }
-    } else {
-        if constexpr (N == 1) {
-            raw[0] = *(const uint32_t *)p;
-        } else if constexpr (N == 2) {
-            const uint2 x = *(const uint2 *)p;
-            raw[0] = x.x;
-            raw[1] = x.y;
-        } else {
-#pragma unroll
-            for (int n = 0; n < N / 4; ++n) {
-                const uint4 x = ((const uint4 *)p)[n];
-                raw[4 * n] = x.x;
-                raw[4 * n + 1] = x.y;
-                raw[4 * n + 2] = x.z;
-                raw[4 * n + 3] = x.w;
-            }
-        }
-    }
+#ifdef __CUDA_ARCH__
+    const int on = go;
+    if constexpr (BYTES == 2)
+        asm volatile("{\n\t.reg .pred p;\n\t.reg .b16 h;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b16 h, 0;\n\t"
+                     "@p ld.global.b16 h, [%1];\n\tcvt.u32.u16 %0, h;\n\t}"
+                     : "=r"(raw[0])
+                     : "l"(p), "r"(on));
+    else if constexpr (BYTES == 4)
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b32 %0, 0;\n\t"
+                     "@p ld.global.b32 %0, [%1];\n\t}"
+                     : "=&r"(raw[0])
+                     : "l"(p), "r"(on));
+    else if constexpr (BYTES == 8)
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %3, 0;\n\tmov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\t"
+                     "@p ld.global.v2.b32 {%0, %1}, [%2];\n\t}"
+                     : "=&r"(raw[0]), "=&r"(raw[1])
+                     : "l"(p), "r"(on));
+    else
+        asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %5, 0;\n\tmov.b32 %0, 0;\n\tmov.b32 %1, 0;\n\t"
+                     "mov.b32 %2, 0;\n\tmov.b32 %3, 0;\n\t@p ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n\t}"
+                     : "=&r"(raw[0]), "=&r"(raw[1]), "=&r"(raw[2]), "=&r"(raw[3])
+                     : "l"(p), "r"(on));
+#else
+    raw[0] = 0;
+    for (int i = 0; i < BYTES / 4; ++i)
+        raw[i] = go ? ((const uint32_t *)p)[i] : 0;
+    if (BYTES == 2 && go)
+        raw[0] = *(const uint16_t *)p;
+#endif
+    if constexpr (BYTES == 32)
+        load_if<16>(go, raw + 4, p + 16);
+}
+
+/* N consecutive elements as raw bits, half-width ones packed in pairs; zeros unless go. The address fits the vector. */
+template <int N> DEVICE void load_packed(bool go, uint32_t *raw, const unsigned char *p, int dtype)
+{
+    if (is_half_width(dtype))
+        load_if<2 * N>(go, raw, p);
+    else
+        load_if<4 * N>(go, raw, p);
 }
 
 template <int N, class ST> DEVICE void widen_halves(const uint32_t *raw, float *x, ST st)
@@ -219,6 +234,58 @@ DEVICE void fold_operands(float *d, float *k, const float *d_s, const float *w_s
         load_spread<CHUNK>(k + n * CHUNK, w_s, chunk0 + n, c);
 }
 
+/* Fold on tensor cores. Where channel ch of a record lies among its group of 32, so that the eight columns of a product
+ * times its 4 (2) blocks come out as the chunks of the state that lane t of an mma fragment reads. */
+template <int CHUNK> DEVICE int fold_column(int ch)
+{
+    if (CHUNK == 8)
+        return (ch & ~31) | (ch & 6) << 2 | (ch & 24) >> 2 | (ch & 1);
+    return (ch & ~15) | (ch & 2) << 2 | (ch & 12) >> 1 | (ch & 1);
+}
+
+/* N consecutive channels of one record as TERMS bfloat16 terms, to where fold_column() says. */
+template <int CHUNK, int N, int TERMS> DEVICE void store_record(uint16_t *p, int stride, int ch, const float *x)
+{
+    float rest[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        rest[n] = x[n];
+#pragma unroll
+    for (int i = 0; i < TERMS; ++i) {
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            const uint32_t pair = narrow2(rest + n, bf16_state());
+            float back[2];
+            widen2(pair, back, bf16_state());
+            *(uint32_t *)(p + i * stride + fold_column<CHUNK>(ch + n)) = pair;
+            rest[n] -= back[0];
+            rest[n + 1] -= back[1];
+        }
+    }
+}
+
+/* The left operand of a fold on tensor cores, from a lane's four records of DV state rows. Lane (r, c) holds what it needs:
+ * rows c and c + 8 of tile m are the warp's state rows DV c + 2 m and + 1, and records 4 r .. are columns 2 r, + 1, + 8,
+ * + 9, the order in which the right operand has them. */
+template <int TERMS, int DV> DEVICE void fold_left(uint32_t a[TERMS][(DV + 1) / 2][4], const float d[4][DV])
+{
+#pragma unroll
+    for (int m = 0; m < DV; ++m) {
+        float rest[4] = {d[0][m], d[1][m], d[2][m], d[3][m]};
+#pragma unroll
+        for (int i = 0; i < TERMS; ++i)
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                const uint32_t pair = narrow2(rest + 2 * n, bf16_state());
+                float back[2];
+                widen2(pair, back, bf16_state());
+                a[i][m / 2][2 * n + m % 2] = pair;
+                rest[2 * n] -= back[0];
+                rest[2 * n + 1] -= back[1];
+            }
+    }
+}
+
 template <int ROWS, int COLUMNS> DEVICE void rank_one(float x[ROWS][COLUMNS], const float *d, const float *k)
 {
 #pragma unroll
@@ -228,20 +295,29 @@ template <int ROWS, int COLUMNS> DEVICE void rank_one(float x[ROWS][COLUMNS], co
             x[i][m] += d[i] * k[m];
 }
 
-/* Row of the call that this block works on. step_begin may leave in rows[i][7] which row the i-th blocks shall take: rows
- * that flush come early, so that no long block starts last. A large batch has no use for it: there the flushes hide behind
- * other blocks, and one more dependent load costs more than the end of the launch. The order holds for the whole rows
- * array only: a slice of one, or two put together, has another B or other row numbers, and is taken as it stands. */
-DEVICE int64_t block_row(const rssm_step &s)
+/* Which row of the call the i-th blocks of a step work on. step_begin may leave that in rows[i][7]: rows that flush come
+ * early, so that no long block ends the launch. A large batch has no use for it: there the flushes hide behind other
+ * blocks. The order holds for the whole rows array only: a slice of one, or two put together, has another B or other row
+ * numbers, and is taken as it stands. */
+struct place {
+    int32_t i, number, order;
+};
+
+DEVICE place load_place(const rssm_step &s, int i)
 {
-    const int64_t i = (int64_t)blockIdx.z * 65535 + blockIdx.y;
+    place p = {i, 0, 0};
     if (s.rows && s.B >= RSSM_CUDA_ORDER_MIN && s.B <= RSSM_CUDA_ORDER_MAX && i < s.B) {
-        const int32_t *const row = s.rows + i * s.rows_row;
-        const int32_t order = row[7], first = order & 0xffff;
-        if (order >> 16 == s.B && row[5] == i && first > 0 && first <= s.B)
-            return first - 1;
+        const int32_t *const row = s.rows + (int64_t)i * s.rows_row;
+        p.number = row[5];
+        p.order = row[7];
     }
-    return i;
+    return p;
+}
+
+DEVICE int row_at(const rssm_step &s, const place &p)
+{
+    const int first = p.order & 0xffff;
+    return p.order >> 16 == s.B && p.number == p.i && first > 0 && first <= s.B ? first - 1 : p.i;
 }
 
 /* DT: the dtype of all inputs, the output and the ring where it is known at compile time (weights stay run-time); 0: all
@@ -266,6 +342,13 @@ DEVICE void step_tile(const rssm_step &s)
     constexpr int TERMS = DT == BF16 && FAMILY != KDA ? 1 : 3; /* bfloat16 terms of x */
     constexpr int YB = K + 32;                                 /* row of x terms, padded against bank conflicts */
     constexpr int HEAD = V < VT ? V : VT;                      /* rows of one head in the block */
+    /* Fold on tensor cores: k_j (KDA: decayed) and d_j (decayed but for KDA) as bfloat16 terms, those as given being exact;
+     * the token's record is added apart. */
+    constexpr bool FOLD_MMA = RSSM_CUDA_FOLD_IS_MMA(VT, NT, RING, DT);
+    constexpr int K_TERMS = RSSM_CUDA_K_TERMS(FAMILY, ST::DTYPE), D_TERMS = FAMILY == KDA      ? 1
+                                                                            : ST::DTYPE == F32 ? 3
+                                                                                               : 2;
+    constexpr int KB = K + 8; /* padded row of a record */
     static_assert(VT % (4 * NW) == 0 && (V % VT == 0 || (VT % V == 0 && V % WR == 0)), "rows");
     static_assert(K % (8 * CHUNK) == 0 && CH >= 2 && WR <= (MMA ? 32 : 64), "channels");
 
@@ -273,126 +356,138 @@ DEVICE void step_tile(const rssm_step &s)
     unsigned char *const tile = shared;                        /* [VT][K] ST */
     float *const w_s = (float *)(shared + VT * K * ST::BYTES); /* [NREC][K]: k_j, for KDA decayed; spread */
     float *const d_s = w_s + NREC * K;                         /* [NW][NREC][4][NRV]: d_j, decayed but for KDA */
-    float *const x_s = d_s + NW * NREC * 4 * NRV;              /* [2][K]: q and k as given; spread */
-    float *const g_s = x_s + 2 * K;                            /* KDA: [K] log gate of the token; spread */
-    float *const e_s = g_s + (FAMILY == KDA ? K : 0);          /* KDA: [K] exp(G); spread */
-    float *const y_s = e_s + (FAMILY == KDA ? K : 0);          /* KDA without MMA: [2][K] exp(G) x_q; spread */
+    uint16_t *const kb_s = (uint16_t *)w_s;                    /* FOLD_MMA: [K_TERMS][16][KB] k_j; fold_column() */
+    float *const x_s =
+        w_s + RSSM_CUDA_FOLD(FAMILY, ST::DTYPE, K, VT, NT, RING, DT) / 4;         /* [2][K]: q and k as given; spread */
+    float *const kt_s = x_s + (MMA ? 0 : 2 * K);                                  /* FOLD_MMA: [K] the token's k, */
+    float *const dt_s = kt_s + K;                                                 /* [NW][WR] and its d */
+    float *const e_s = x_s + RSSM_CUDA_TOKEN(ST::DTYPE, K, VT, NT, RING, DT) / 4; /* KDA: [K] exp(G); spread */
+    float *const y_s = e_s + (FAMILY == KDA ? K : 0); /* KDA without MMA: [2][K] exp(G) x_q; spread */
     uint16_t *const yb_s = (uint16_t *)(y_s + (FAMILY == KDA && !MMA ? 2 * K : 0)); /* MMA: [NQ * 3][YB] */
-    float *const part_s = (float *)(yb_s + (MMA ? NQ * 3 * YB : 0)); /* [NW][NS] scores over a warp's channels */
-    float *const red_s = part_s + NW * NS;                           /* [NW][4]: q.q, k.k, q.k over a warp's channels */
-    float *const head_s = red_s + NW * 4;                            /* [NW][4]: gate, beta, decay rate of each head */
-    uint64_t *const bar_s = (uint64_t *)(head_s + NW * 4);           /* [NW] */
-    const float *const dot_s = FAMILY == KDA ? y_s : x_s;            /* the x_q that meet the state, fp32 */
+    float *const part_s = (float *)(yb_s + (MMA ? NQ * 3 * YB - 32 : 0)); /* [NW][NS] scores over a warp's channels */
+    float *const g_s = part_s; /* KDA, before them: [K] log gate of the token; a warp has the same part of both */
+    float *const red_s = part_s + (NW * NS);               /* [NW][4]: q.q, k.k, q.k */
+    float *const head_s = red_s + NW * 4;                  /* [NW][4]: gate, beta, decay rate of each head */
+    uint64_t *const bar_s = (uint64_t *)(head_s + NW * 4); /* [NW] */
+    const float *const dot_s = FAMILY == KDA ? y_s : x_s;  /* the x_q that meet the state, fp32 */
+    static_assert(FAMILY != KDA || WK == NS, "g_s");
 
-    const int t = threadIdx.x, w = t >> 5, lane = t & 31, r = lane >> 3, c = lane & 7;
-    const int row0 = blockIdx.x * VT + w * WR; /* the warp's first row of [HV * V] */
-    const int hv = row0 / V, hb = w * WR / HEAD;
-    const int64_t row = block_row(s);
-    if (row >= s.B)
+    const int place_i = (int)(blockIdx.z * gridDim.y + blockIdx.y);
+    if (place_i >= s.B)
         return;
+    /* 1. The slot is what most waits for: it is asked for first, and everything that needs no slot happens meanwhile. */
+    const int row = row_at(s, load_place(s, place_i));
+    row_ahead ahead = load_row(s, row);
     const int q_dtype = DT ? DT : s.q.dtype, k_in_dtype = DT ? DT : s.k.dtype, v_dtype = DT ? DT : s.v.dtype;
     const int a_dtype = DT ? DT : s.a.dtype, b_dtype = DT ? DT : s.b.dtype, z_dtype = DT ? DT : s.z.dtype;
     const int out_dtype = DT ? DT : s.out_dtype;
     /* Without a ring the tensors may be absent; what outlives the token is then rounded as their dtype says, if any. */
     const int k_dtype = DT && RING ? DT : s.k_cache.dtype, d_dtype = DT && RING ? DT : s.d_cache.dtype;
 
+    const int t = threadIdx.x, w = t >> 5, lane = t & 31;
+    const int r = lane & 3, c = lane >> 2;     /* records and mma fragments */
+    const int tr = lane >> 3, tc = lane & 7;   /* the slice, by FMAs */
+    const int row0 = blockIdx.x * VT + w * WR; /* the warp's first row of [HV * V] */
+    const int hv = row0 / V, hb = w * WR / HEAD;
     int local, dup; /* my state row within the warp, and which of its DUP lanes I am */
     constexpr int NRP = NR > 4 ? 8 : NR > 2 ? 4 : NR;
     constexpr int DUP = MMA ? (WR > 16 ? 1 : WR > 8 ? 2 : 4) : 8 / NRP;
-    const int mg = lane >> 2, mt = lane & 3; /* lane of an mma fragment */
     if (MMA) {
-        dup = mt & (DUP - 1);
-        local = DUP == 1 ? (mt >> 1) * 16 + (mt & 1) * 8 + mg : DUP == 2 ? (mt >> 1) * 8 + mg : mg;
+        dup = r & (DUP - 1);
+        local = DUP == 1 ? (r >> 1) * 16 + (r & 1) * 8 + c : DUP == 2 ? (r >> 1) * 8 + c : c;
     } else {
-        dup = c % DUP;
-        local = r + 4 * (c / DUP);
+        dup = tc % DUP;
+        local = tr + 4 * (tc / DUP);
     }
     const bool mine = local < WR;
-    const int64_t my_v = row0 + local; /* in a [HV, V] tensor */
-    /* 1. The slot, the inputs, the state slice, the ring rows: loads only. */
-    const row_info ri = read_row(s, row);
+    const int64_t my_v = row0 + local;                                  /* in a [HV, V] tensor */
     const int h = (int)((uint32_t)hv * (uint32_t)s.H / (uint32_t)s.HV); /* key head */
     const int lch = w * WK + lane;                                      /* my first input channel, then every 32nd */
-    uint32_t q_raw[KT], k_raw[KT], a_raw[KT], bias_raw[KT];
+    const int ch0 = w * WK + c * CH;                                    /* my channels for the scores */
+    const bool has_d = DV * c < WR;
+    const int rv0 = row0 % V;               /* within the head */
+    const bool leader = w * WR % HEAD == 0; /* first warp of a head: sees to its scalars */
+    unsigned char *const my_slice = tile + w * WR * K * ST::BYTES;
+    unsigned char *state_g = (unsigned char *)s.state.data + (int64_t)row0 * K * ST::BYTES;
+
+    const unsigned char *ring_k = element(s.k_cache.data, (int64_t)h * s.R * K + ch0, k_dtype);
+    const unsigned char *ring_d = element(s.d_cache.data, (int64_t)hv * s.R * V + rv0 + DV * c, d_dtype);
+    const unsigned char *ring_g = (const unsigned char *)s.g_cache.data +
+                                  ((int64_t)hv * s.R * (FAMILY == KDA ? K : 1) + (FAMILY == KDA ? ch0 : 0)) * 4;
+    slice_expect(WR * K * ST::BYTES, bar_s + w, lane);
+    uint32_t q_raw[KT], k_raw[KT], a_raw[KT];
 #pragma unroll
     for (int n = 0; n < KT; ++n) {
         if (WK % 32 == 0 || lane < WK) {
             const int ch = lch + n * 32;
-            q_raw[n] = load_raw(s.q.data, row * s.q.row + h * K + ch, q_dtype);
-            k_raw[n] = load_raw(s.k.data, row * s.k.row + h * K + ch, k_in_dtype);
-            if (FAMILY == KDA) {
-                a_raw[n] = load_raw(s.a.data, row * s.a.row + hv * K + ch, a_dtype);
-                bias_raw[n] = s.dt_bias.data ? load_raw(s.dt_bias.data, hv * K + ch, s.dt_bias.dtype) : 0;
-            }
+            q_raw[n] = load_raw(s.q.data, (int64_t)row * s.q.row + h * K + ch, q_dtype);
+            k_raw[n] = load_raw(s.k.data, (int64_t)row * s.k.row + h * K + ch, k_in_dtype);
+            if (FAMILY == KDA)
+                a_raw[n] = load_raw(s.a.data, (int64_t)row * s.a.row + hv * K + ch, a_dtype);
         }
     }
-    const bool leader = w * WR % HEAD == 0; /* first warp of a head: sees to its scalars */
-    uint32_t alog_raw = 0, b_raw = 0;
-    if (leader || FAMILY == KDA) {
-        if (FAMILY != KDA) {
-            a_raw[0] = load_raw(s.a.data, row * s.a.row + hv, a_dtype);
-            bias_raw[0] = s.dt_bias.data ? load_raw(s.dt_bias.data, hv, s.dt_bias.dtype) : 0;
-        }
-        if (FAMILY != MAMBA2)
-            b_raw = load_raw(s.b.data, row * s.b.row + hv, b_dtype);
+    uint32_t b_raw = 0;
+    if (leader && FAMILY != KDA)
+        a_raw[0] = load_raw(s.a.data, (int64_t)row * s.a.row + hv, a_dtype);
+    if (leader && FAMILY != MAMBA2)
+        b_raw = load_raw(s.b.data, (int64_t)row * s.b.row + hv, b_dtype);
+    uint32_t bias_raw[KT], alog_raw = 0;
+    if (FAMILY == KDA) {
+#pragma unroll
+        for (int n = 0; n < KT; ++n)
+            bias_raw[n] = (WK % 32 == 0 || lane < WK) && s.dt_bias.data
+                              ? load_raw(s.dt_bias.data, hv * K + lch + n * 32, s.dt_bias.dtype)
+                              : 0;
+    } else {
+        bias_raw[0] = leader && s.dt_bias.data ? load_raw(s.dt_bias.data, hv, s.dt_bias.dtype) : 0;
+    }
+    if (leader || FAMILY == KDA)
         alog_raw = s.A_log.data ? load_raw(s.A_log.data, hv, s.A_log.dtype) : 0;
-    }
-    const uint32_t v_raw = mine ? load_raw(s.v.data, row * s.v.row + my_v, v_dtype) : 0;
     const uint32_t skip_raw = FAMILY == MAMBA2 && s.D.data ? load_raw(s.D.data, hv, s.D.dtype) : 0;
-    const uint32_t z_raw = FAMILY == MAMBA2 && s.z.data && mine ? load_raw(s.z.data, row * s.z.row + my_v, z_dtype) : 0;
+    const uint32_t v_raw = mine ? load_raw(s.v.data, (int64_t)row * s.v.row + my_v, v_dtype) : 0;
+    const uint32_t z_raw =
+        FAMILY == MAMBA2 && s.z.data && mine ? load_raw(s.z.data, (int64_t)row * s.z.row + my_v, z_dtype) : 0;
 
+    /* 2. The slot is here: the ring rows, then the state slice. Not the slice first: measured, what is asked for behind
+         * it arrives behind it, and all then wait for that. */
+    asm volatile("" : "+l"(ring_k), "+l"(ring_d), "+l"(ring_g), "+l"(state_g));
+    asm volatile("" : "+r"(ahead.slot), "+r"(ahead.base), "+r"(ahead.count), "+r"(ahead.flush) : : "memory");
+    const row_info ri = judge_row(s, row, ahead);
     bool hit = false;
     if (!ri.valid) {
         if (mine && dup == 0)
-            store_any(s.out, row * s.out_row + my_v, 0.0f, out_dtype, &hit);
+            store_any(s.out, (int64_t)row * s.out_row + my_v, 0.0f, out_dtype, &hit);
         raise_fault(s, ri.bad && t == 0 && blockIdx.x == 0, RSSM_FAULTBIT_CURSOR);
         return;
     }
 
-    unsigned char *const state_g =
-        (unsigned char *)s.state.data + (ri.slot * s.state.slot + (int64_t)row0 * K) * ST::BYTES;
-    slice_load(tile + w * WR * K * ST::BYTES, state_g, WR * K * ST::BYTES, bar_s + w, lane);
-
+    const uint32_t slot = (uint32_t)ri.slot; /* so many do not fit into any memory */
     const int count = RING ? ri.count : 0;
     const bool flush = RING ? ri.flush : true;
-    const int ch0 = w * WK + c * CH; /* my channels for the scores */
-    const bool has_d = DV * c < WR;
-    const int rv0 = row0 % V; /* within the head */
     const bool replay = RING && count > 0;
     uint32_t rk_raw[4][CH], rg_raw[4][CH], rd_raw[4][DV], rg_scalar = 0;
     if (replay) {
-        const int64_t g_at = ri.slot * s.g_cache.slot + (int64_t)hv * s.R * (FAMILY == KDA ? K : 1);
-        const unsigned char *const rk =
-            element(s.k_cache.data, ri.slot * s.k_cache.slot + (int64_t)h * s.R * K + ch0, k_dtype);
-        const unsigned char *const rd =
-            element(s.d_cache.data, ri.slot * s.d_cache.slot + (int64_t)hv * s.R * V + rv0 + DV * c, d_dtype);
-        const unsigned char *const rg = element(s.g_cache.data, g_at + (FAMILY == KDA ? ch0 : 0), F32);
+        const unsigned char *const rk = element(ring_k, (int64_t)(slot * (uint64_t)s.k_cache.slot), k_dtype);
+        const unsigned char *const rd = element(ring_d, (int64_t)(slot * (uint64_t)s.d_cache.slot), d_dtype);
+        const unsigned char *const rg = element(ring_g, (int64_t)(slot * (uint64_t)s.g_cache.slot), F32);
         const int k_bytes = is_half_width(k_dtype) ? 2 * K : 4 * K, d_bytes = is_half_width(d_dtype) ? 2 * V : 4 * V;
+        int p = ri.base + 4 * r;
+        p = p >= s.R ? p - s.R : p;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int j = 4 * r + i;
-            int p = ri.base + j;
-            p = p >= s.R ? p - s.R : p;
-#pragma unroll
-            for (int n = 0; n < CH; ++n)
-                rk_raw[i][n] = rg_raw[i][n] = 0;
-#pragma unroll
-            for (int n = 0; n < DV; ++n)
-                rd_raw[i][n] = 0;
-            if (j < count) {
-                load_packed<CH>(rk_raw[i], rk + p * k_bytes, k_dtype);
-                if (FAMILY == KDA)
-                    load_packed<CH>(rg_raw[i], rg + p * (4 * K), F32);
-                if (has_d)
-                    load_packed<DV>(rd_raw[i], rd + p * d_bytes, d_dtype);
-            }
+            const bool here = 4 * r + i < count;
+            load_packed<CH>(here, rk_raw[i], rk + p * k_bytes, k_dtype);
+            if (FAMILY == KDA)
+                load_packed<CH>(here, rg_raw[i], rg + p * (4 * K), F32);
+            load_packed<DV>(here && has_d, rd_raw[i], rd + p * d_bytes, d_dtype);
+            p = p + 1 == s.R ? 0 : p + 1;
         }
-        if (FAMILY != KDA && lane < count) {
-            int p = ri.base + lane;
-            p = p >= s.R ? p - s.R : p;
-            rg_scalar = ((const uint32_t *)rg)[p];
+        if (FAMILY != KDA) {
+            const int at = ri.base + lane;
+            load_if<4>(lane < count, &rg_scalar, rg + (at >= s.R ? at - s.R : at) * 4);
         }
     }
+    slice_load(my_slice, state_g + slot * (uint64_t)s.state.slot * ST::BYTES, WR * K * ST::BYTES, bar_s + w, lane);
 
     /* 3. The token itself. */
     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f}; /* q.q, k.k, q.k */
@@ -413,7 +508,7 @@ DEVICE void step_tile(const rssm_step &s)
             sums[2] += q * k_mine[n];
             if (FAMILY == KDA) {
                 g_mine[n] = log_gate(s, widen(a_raw[n], a_dtype) + widen(bias_raw[n], s.dt_bias.dtype), rate);
-                g_s[at] = g_mine[n];
+                g_s[lch + n * 32] = g_mine[n];
             }
         }
     }
@@ -431,8 +526,8 @@ DEVICE void step_tile(const rssm_step &s)
             *(float4 *)(head_s + hb * 4) = make_float4(gate, beta, decay_rate, 0.0f);
     }
     sum_over_lanes<4, 16, 1>(sums, lane); /* lanes 8i .. 8i+7 have sum i */
-    if (c == 0)
-        red_s[w * 4 + r] = sums[0];
+    if (tc == 0)
+        red_s[w * 4 + tr] = sums[0];
     __syncwarp();
 
     /* 4. The scores, over my warp's channels. */
@@ -442,20 +537,22 @@ DEVICE void step_tile(const rssm_step &s)
     if (replay)
         widen_rows<CH>(rk_raw, wj, k_dtype);
     if (FAMILY == KDA) {
-        float gc[CH], total[CH], y0[CH], y1[CH];
-        fetch_spread<CHUNK, CH>(gc, g_s, ch0);
+        float gc[CH], total[CH];
+        load_floats<CH>(gc, g_s + ch0);
 #pragma unroll
-        for (int n = 0; n < CH; ++n) {
+        for (int n = 0; n < CH; ++n)
             total[n] = gc[n];
-            if (replay) {
+        if (replay) {
+#pragma unroll
+            for (int n = 0; n < CH; ++n) {
                 float g[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i)
                     g[i] = __uint_as_float(rg_raw[i][n]);
                 const float own = (g[0] + g[1]) + (g[2] + g[3]);
-                const float next = __shfl_xor_sync(ALL, own, 8);
+                const float next = __shfl_xor_sync(ALL, own, 1);
                 const float pair = own + next;
-                const float far = __shfl_xor_sync(ALL, pair, 16);
+                const float far = __shfl_xor_sync(ALL, pair, 2);
                 total[n] = gc[n] + (pair + far);
                 float suffix = gc[n] + ((r & 1 ? 0.0f : next) + (r & 2 ? 0.0f : far)); /* after my four rows */
 #pragma unroll
@@ -465,28 +562,34 @@ DEVICE void step_tile(const rssm_step &s)
                 }
             }
         }
-        if (r == 0) {
+        if (r < 2) { /* one readout each */
+            float y[CH];
 #pragma unroll
             for (int n = 0; n < CH; ++n) {
                 total[n] = expf(total[n]);
-                y0[n] = total[n] * qh[n];
-                y1[n] = total[n] * kh[n];
+                y[n] = total[n] * (r ? kh[n] : qh[n]);
             }
-            store_spread<CHUNK, CH>(e_s, ch0, total);
-            if (MMA) {
-                store_terms<CH, TERMS>(yb_s + ch0, NQ * YB, y0);
-                store_terms<CH, TERMS>(yb_s + YB + ch0, NQ * YB, y1);
-            } else {
-                store_spread<CHUNK, CH>(y_s, ch0, y0);
-                store_spread<CHUNK, CH>(y_s + K, ch0, y1);
-            }
+            if (r == 0)
+                store_spread<CHUNK, CH>(e_s, ch0, total);
+            if (MMA)
+                store_terms<CH, TERMS>(yb_s + r * YB + ch0, NQ * YB, y);
+            else
+                store_spread<CHUNK, CH>(y_s + r * K, ch0, y);
         }
     } else if (MMA && r == 0) {
         store_terms<CH, TERMS>(yb_s + ch0, NQ * YB, qh);
         if (NQ == 2)
             store_terms<CH, TERMS>(yb_s + YB + ch0, NQ * YB, kh);
     }
+    float later = __uint_as_float(rg_scalar), after = 0.0f;
     if (replay) {
+        if (FAMILY != KDA) { /* lane j < 16 has record j's gate, 0 beyond count: sums over later records */
+#pragma unroll
+            for (int o = 1; o < 16; o *= 2)
+                later += __shfl_down_sync(ALL, later, o); /* lanes 16 .. 31 stay zero */
+            after = __shfl_down_sync(ALL, later, 1);
+            later = __shfl_sync(ALL, later, 0);
+        }
         float score[4 * NQ];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -500,17 +603,22 @@ DEVICE void step_tile(const rssm_step &s)
             if (NQ == 2)
                 score[i * NQ + 1] = x1;
         }
-        sum_over_lanes<4 * NQ, 4, 1>(score, lane);
+        sum_over_lanes<4 * NQ, 16, 4>(score, lane);
         if (NQ == 2)
             part_s[w * NS + r * 8 + c] = score[0];
         else if ((c & 1) == 0)
             part_s[w * NS + r * 4 + (c >> 1)] = score[0];
-        if (flush) {
+        if (flush && !FOLD_MMA) {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 if (4 * r + i < count)
                     store_spread<CHUNK, CH>(w_s + (4 * r + i) * K, ch0, wj[i]);
         }
+    }
+    if (FOLD_MMA && replay && flush) { /* zeros beyond count */
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            store_record<CHUNK, CH, K_TERMS>(kb_s + (2 * r + (i & 1) + (i & 2) * 4) * KB, 16 * KB, ch0, wj[i]);
     }
     __syncthreads();
 
@@ -524,28 +632,25 @@ DEVICE void step_tile(const rssm_step &s)
         qk += f.z;
     }
     const bool norm = FAMILY != MAMBA2 && (s.flags & RSSM_STEP_QK_NORM);
-    const float q_scale = FAMILY == MAMBA2 ? 1.0f : norm ? s.scale / sqrtf(qq + s.norm_eps) : s.scale;
-    const float k_scale = norm ? 1.0f / sqrtf(kk + s.norm_eps) : 1.0f;
+    const float q_scale = FAMILY == MAMBA2 ? 1.0f : norm ? s.scale * inverse_root(qq + s.norm_eps) : s.scale;
+    const float k_scale = norm ? inverse_root(kk + s.norm_eps) : 1.0f;
     const float4 head = *(const float4 *)(head_s + hb * 4);
     const float gate = head.x, beta = head.y, decay_rate = head.z; /* gate: g of GDN, dt of Mamba-2 */
 
     /* The records' part of the readouts: lane (r, c) sums its ring rows for DV state rows, then the sums over r are
      * handed to the lanes that own the rows. */
     float sum[2] = {0.0f, 0.0f};
+    constexpr int TILES = (DV + 1) / 2; /* of 16 state rows */
+    float dj[4][DV];
+    uint32_t a[D_TERMS][TILES][4]; /* FOLD_MMA: the fold's left operand, formed when that takes fewer registers */
     float e_all = FAMILY == KDA ? 1.0f : expf(decay_rate * gate); /* exp(G) where it is one number */
     if (replay) {
-        float score[4 * NQ], dj[4][DV], part[DV * NQ];
+        float score[4 * NQ], part[DV * NQ];
         widen_rows<DV>(rd_raw, dj, d_dtype); /* zero beyond count */
         if (FAMILY != KDA) {
-            /* Lane j < 16 has record j's gate, 0 beyond count: sums over later records, then the token's gate. */
-            const float g = __uint_as_float(rg_scalar);
-            float later = g;
-#pragma unroll
-            for (int o = 1; o < 16; o *= 2)
-                later += __shfl_down_sync(ALL, later, o); /* lanes 16 .. 31 stay zero */
-            const float after = __shfl_down_sync(ALL, later, 1) + gate;
-            const float decay = (FAMILY == MAMBA2 ? g : 1.0f) * expf(decay_rate * after);
-            e_all = expf(decay_rate * (__shfl_sync(ALL, later, 0) + gate));
+            const float decay =
+                (FAMILY == MAMBA2 ? __uint_as_float(rg_scalar) : 1.0f) * expf(decay_rate * (after + gate));
+            e_all = expf(decay_rate * (later + gate));
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float x = __shfl_sync(ALL, decay, 4 * r + i);
@@ -577,12 +682,14 @@ DEVICE void step_tile(const rssm_step &s)
             }
         constexpr int N = DV * NQ; /* value n of N ends in lanes with r = n * 4 / N, at part[n % PER] */
         constexpr int PER = N > 4 ? N / 4 : 1;
-        sum_over_lanes<N, 16, 8>(part, lane);
+        sum_over_lanes<N, 2, 1>(part, lane);
         const int n = local % DV * NQ, holder = local / DV;
-        sum[0] = __shfl_sync(ALL, part[0], n * 4 / N * 8 + holder);
+        sum[0] = __shfl_sync(ALL, part[0], holder * 4 + n * 4 / N);
         if (NQ == 2)
-            sum[1] = __shfl_sync(ALL, part[PER - 1], (n + 1) * 4 / N * 8 + holder);
-        if (flush && has_d) {
+            sum[1] = __shfl_sync(ALL, part[PER - 1], holder * 4 + (n + 1) * 4 / N);
+        if (D_TERMS == 1 && FOLD_MMA && flush)
+            fold_left<D_TERMS, DV>(a, dj);
+        if (!FOLD_MMA && flush && has_d) {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -597,39 +704,46 @@ DEVICE void step_tile(const rssm_step &s)
 #pragma unroll
         for (int n = 0; n < KT; ++n)
             if (WK % 32 == 0 || lane < WK)
-                w_s[count * K + spread<CHUNK>(lch + n * 32)] = round_to(k_mine[n] * k_scale, k_dtype, &hit);
+                *(FOLD_MMA ? kt_s + lch + n * 32 : w_s + count * K + spread<CHUNK>(lch + n * 32)) =
+                    round_to(k_mine[n] * k_scale, k_dtype, &hit);
         raise_fault(s, hit, RSSM_FAULTBIT_RING);
         hit = false;
         __syncthreads();
     }
 
     /* 6. The state's part. */
-    const unsigned char *const warp_tile = tile + w * WR * K * ST::BYTES;
-    const unsigned char *const my_tile = warp_tile + (r * K + c * CHUNK) * ST::BYTES;
+    const unsigned char *const my_tile = my_slice + (tr * K + tc * CHUNK) * ST::BYTES;
     float dot[2];
     if constexpr (MMA) {
         constexpr int MT = WR > 16 ? 2 : 1, HALVES = WR > 8 ? 2 : 1;
-        float acc[MT][4];
+        float acc[MT][4], odd[MT][4]; /* two chains */
 #pragma unroll
         for (int m = 0; m < MT; ++m)
-            acc[m][0] = acc[m][1] = acc[m][2] = acc[m][3] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                acc[m][i] = odd[m][i] = 0.0f;
         uint4 b[K / 32];
 #pragma unroll
         for (int n = 0; n < K / 32; ++n)
-            b[n] = mg < NQ * TERMS ? *(const uint4 *)(yb_s + mg * YB + n * 32 + mt * 8) : make_uint4(0, 0, 0, 0);
+            b[n] = c < NQ * TERMS ? *(const uint4 *)(yb_s + c * YB + n * 32 + r * 8) : make_uint4(0, 0, 0, 0);
         slice_wait(bar_s + w);
 #pragma unroll
         for (int n = 0; n < K / 32; ++n)
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
                 /* The order of channels inside a product is free: each lane takes 16 bytes of a row. */
-                const unsigned char *const at = warp_tile + ((m * 16 + mg) * K + n * 32 + mt * 8) * 2;
+                const unsigned char *const at = my_slice + ((m * 16 + c) * K + n * 32 + r * 8) * 2;
                 const uint4 lo = *(const uint4 *)at;
                 const uint4 hi = HALVES == 2 ? *(const uint4 *)(at + 8 * K * 2) : make_uint4(0, 0, 0, 0);
                 mma_bf16(acc[m], lo.x, hi.x, lo.y, hi.y, b[n].x, b[n].y);
-                mma_bf16(acc[m], lo.z, hi.z, lo.w, hi.w, b[n].z, b[n].w);
+                mma_bf16(odd[m], lo.z, hi.z, lo.w, hi.w, b[n].z, b[n].w);
             }
-        /* Column = term * NQ + q; lane (mg, mt) has columns 2 mt, 2 mt + 1 of rows mg and mg + 8. */
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                acc[m][i] += odd[m][i];
+        /* Column = term * NQ + q; lane (r, c) has columns 2 r, 2 r + 1 of rows c and c + 8. */
         constexpr int N = MT * HALVES * NQ;
         float x[N];
 #pragma unroll
@@ -655,7 +769,7 @@ DEVICE void step_tile(const rssm_step &s)
         for (int q = 0; q < NQ; ++q)
 #pragma unroll
             for (int n = 0; n < NC; ++n)
-                load_spread<CHUNK>(y[q] + n * CHUNK, dot_s + q * K, n, c);
+                load_spread<CHUNK>(y[q] + n * CHUNK, dot_s + q * K, n, tc);
         slice_wait(bar_s + w);
 #pragma unroll
         for (int i = 0; i < NR; ++i) {
@@ -699,7 +813,7 @@ DEVICE void step_tile(const rssm_step &s)
         out = (sum[0] + d * (qk * k_scale)) * q_scale;
     }
     if (mine && dup == 0)
-        store_any(s.out, row * s.out_row + my_v, out, out_dtype, &hit);
+        store_any(s.out, (int64_t)row * s.out_row + my_v, out, out_dtype, &hit);
     raise_fault(s, hit, RSSM_FAULTBIT_OUTPUT);
     hit = false;
 
@@ -732,51 +846,99 @@ DEVICE void step_tile(const rssm_step &s)
 
     /* 8b. Fold: S = S0 exp(G) + sum_j d_j (k_j exp(G - G_j))^T, the token's record last. */
     if (mine && dup == 0)
-        d_s[((w * NREC + count) * 4 + (local & 3)) * NRV + (local >> 2)] =
+        *(FOLD_MMA ? dt_s + w * WR + local : d_s + ((w * NREC + count) * 4 + (local & 3)) * NRV + (local >> 2)) =
             round_to(d, d_dtype, &hit) * (FAMILY == MAMBA2 ? gate : 1.0f);
     raise_fault(s, hit, RSSM_FAULTBIT_RING);
     hit = false;
     __syncwarp();
-    const float *const my_d = d_s + (w * NREC * 4 + r) * NRV;
-    unsigned char *const my_state = state_g + (r * K + c * CHUNK) * ST::BYTES;
-    /* Chunks in registers at once: up to 64 accumulators. */
-    constexpr int CP = NC * CHUNK * NR <= 64 ? NC : CHUNK == 8 ? 1 : NR <= 8 ? 2 : 1;
+    unsigned char *const slice_g = state_g + ri.slot * s.state.slot * ST::BYTES;
+    if constexpr (FOLD_MMA) {
+        const int lrow = (lane & 15) * KB + (lane >> 4) * 8; /* for load_transposed() */
+        if (D_TERMS > 1 && replay)
+            fold_left<D_TERMS, DV>(a, dj);
 #pragma unroll 1
-    for (int n0 = 0; n0 < NC; n0 += CP) {
-        float x[NR][CP * CHUNK];
+        for (int ch = 0; ch < K; ch += 32) {
+            uint32_t b[K_TERMS][8];
+            if (replay) {
 #pragma unroll
-        for (int n = 0; n < CP; ++n) {
-            float e[CHUNK];
-            if (FAMILY == KDA)
-                load_spread<CHUNK>(e, e_s, n0 + n, c);
+                for (int i = 0; i < K_TERMS; ++i) {
+                    load_transposed(b[i], kb_s + i * 16 * KB + lrow + ch);
+                    load_transposed(b[i] + 4, kb_s + i * 16 * KB + lrow + ch + 16);
+                }
+            }
 #pragma unroll
-            for (int i = 0; i < NR; ++i) {
-                widen_chunk(*(const uint4 *)(my_tile + (i * 4 * K + (n0 + n) * 8 * CHUNK) * ST::BYTES),
-                            x[i] + n * CHUNK, ST());
+            for (int m = 0; m < TILES; ++m) {
+                float acc[4][4];
 #pragma unroll
-                for (int m = 0; m < CHUNK; ++m)
-                    x[i][n * CHUNK + m] *= FAMILY == KDA ? e[m] : e_all;
+                for (int n = 0; n < 4; ++n)
+                    acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
+                if (replay) {
+#pragma unroll
+                    for (int i = K_TERMS * D_TERMS - 1; i >= 0; --i) { /* small terms first */
+                        const uint32_t *const am = a[D_TERMS > 1 ? i : 0][m];
+#pragma unroll
+                        for (int n = 0; n < 4; ++n)
+                            mma_bf16(acc[n], am[0], am[1], am[2], am[3], b[K_TERMS > 1 ? i : 0][2 * n],
+                                     b[K_TERMS > 1 ? i : 0][2 * n + 1]);
+                    }
+                }
+#pragma unroll
+                for (int n = 0; n < 8 / CHUNK; ++n) { /* chunks of a row among these channels */
+                    const int at = ch + n * 16 + r * CHUNK;
+                    float e[CHUNK], k[CHUNK];
+                    if (FAMILY == KDA)
+                        fetch_spread<CHUNK, CHUNK>(e, e_s, at);
+                    load_floats<CHUNK>(k, kt_s + at);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const int v = DV * c + 2 * m + i;
+                        const float dv = dt_s[w * WR + v];
+                        float x[CHUNK];
+                        widen_chunk(*(const uint4 *)(my_slice + (v * K + at) * ST::BYTES), x, ST());
+#pragma unroll
+                        for (int p = 0; p < CHUNK; ++p)
+                            x[p] =
+                                x[p] * (FAMILY == KDA ? e[p] : e_all) + (acc[n * 2 + p / 2][2 * i + p % 2] + dv * k[p]);
+                        __stcs((uint4 *)(slice_g + (v * K + at) * ST::BYTES), narrow_chunk(x, &hit, ST()));
+                    }
+                }
             }
         }
-        /* The next record's operands are on their way while this one's are used. */
-        float dj[2][NRV], kj[2][CP * CHUNK];
-        fold_operands<NRV, CHUNK, CP>(dj[0], kj[0], my_d, w_s, n0, c);
+    } else {
+        const float *const my_d = d_s + (w * NREC * 4 + tr) * NRV;
+        unsigned char *const my_state = slice_g + (tr * K + tc * CHUNK) * ST::BYTES;
+        /* Chunks in registers at once: up to 64 accumulators. */
+        constexpr int CP = NC * CHUNK * NR <= 64 ? NC : CHUNK == 8 ? 1 : NR <= 8 ? 2 : 1;
 #pragma unroll 1
-        for (int j = 0; j <= count; j += 2) {
-            const int j1 = min(j + 1, count), j2 = min(j + 2, count);
-            fold_operands<NRV, CHUNK, CP>(dj[1], kj[1], my_d + j1 * 4 * NRV, w_s + j1 * K, n0, c);
-            rank_one<NR, CP * CHUNK>(x, dj[0], kj[0]);
-            if (j == count)
-                break;
-            fold_operands<NRV, CHUNK, CP>(dj[0], kj[0], my_d + j2 * 4 * NRV, w_s + j2 * K, n0, c);
-            rank_one<NR, CP * CHUNK>(x, dj[1], kj[1]);
+        for (int n0 = 0; n0 < NC; n0 += CP) {
+            float x[NR][CP * CHUNK];
+#pragma unroll
+            for (int n = 0; n < CP; ++n) {
+                float e[CHUNK];
+                if (FAMILY == KDA)
+                    load_spread<CHUNK>(e, e_s, n0 + n, tc);
+#pragma unroll
+                for (int i = 0; i < NR; ++i) {
+                    widen_chunk(*(const uint4 *)(my_tile + (i * 4 * K + (n0 + n) * 8 * CHUNK) * ST::BYTES),
+                                x[i] + n * CHUNK, ST());
+#pragma unroll
+                    for (int m = 0; m < CHUNK; ++m)
+                        x[i][n * CHUNK + m] *= FAMILY == KDA ? e[m] : e_all;
+                }
+            }
+#pragma unroll 1
+            for (int j = 0; j <= count; ++j) {
+                float dj[NRV], kj[CP * CHUNK];
+                fold_operands<NRV, CHUNK, CP>(dj, kj, my_d + j * 4 * NRV, w_s + j * K, n0, tc);
+                rank_one<NR, CP * CHUNK>(x, dj, kj);
+            }
+#pragma unroll
+            for (int i = 0; i < NR; ++i)
+#pragma unroll
+                for (int n = 0; n < CP; ++n)
+                    __stcs((uint4 *)(my_state + (i * 4 * K + (n0 + n) * 8 * CHUNK) * ST::BYTES),
+                           narrow_chunk(x[i] + n * CHUNK, &hit, ST()));
         }
-#pragma unroll
-        for (int i = 0; i < NR; ++i)
-#pragma unroll
-            for (int n = 0; n < CP; ++n)
-                __stcs((uint4 *)(my_state + (i * 4 * K + (n0 + n) * 8 * CHUNK) * ST::BYTES),
-                       narrow_chunk(x[i] + n * CHUNK, &hit, ST()));
     }
     raise_fault(s, hit, RSSM_FAULTBIT_STATE);
 }

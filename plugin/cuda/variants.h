@@ -13,9 +13,10 @@
 #include "core/step.h"
 #include <stdint.h>
 
-#define RSSM_CUDA_MAX_RING        16 /* L of a tuned kernel */
-#define RSSM_CUDA_ORDER_MIN       8  /* rows of a call for which rows[i][7] is looked at */
-#define RSSM_CUDA_ORDER_MAX       192
+#define RSSM_CUDA_MAX_RING  16 /* L of a tuned kernel */
+#define RSSM_CUDA_ORDER_MIN 8  /* rows of a call for which rows[i][7] is looked at */
+#define RSSM_CUDA_ORDER_MAX 192
+
 #define RSSM_CUDA_GENERAL_ROWS    32 /* state rows per block of the general kernel */
 #define RSSM_CUDA_GENERAL_THREADS 128
 
@@ -25,12 +26,25 @@
 
 /* Dynamic shared memory of a tuned kernel in bytes; step_tile.cuh lays it out in this order. */
 #define RSSM_CUDA_READOUTS(family) ((family) == 3 ? 1 : 2)
-#define RSSM_CUDA_SMEM(family, dtype, K, VT, NT, ring)                                                            \
-    ((VT) * (K) * ((dtype) == 1 ? 4 : 2) +                                                                        \
-     4 * (RSSM_CUDA_NREC(ring) * (K) + (NT) / 32 * RSSM_CUDA_NREC(ring) * 4 * RSSM_CUDA_PAD4((VT) / ((NT) / 8)) + \
-          2 * (K) + ((family) == 1 ? 2 * (K) : 0) + ((family) == 1 && (dtype) != 2 ? 2 * (K) : 0) +               \
-          (NT) / 32 * (16 * RSSM_CUDA_READOUTS(family) + 4 + 4 + 2)) +                                            \
-     ((dtype) == 2 ? 2 * 3 * RSSM_CUDA_READOUTS(family) * ((K) + 32) : 0))
+#define RSSM_CUDA_MAX(a, b)        ((a) > (b) ? (a) : (b))
+/* A fold on tensor cores needs a bfloat16 ring; keys (KDA: decayed) are bfloat16 terms. Otherwise records are floats. */
+#define RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io) ((ring) && (io) == 2 && (VT) / ((NT) / 32) % 16 == 0)
+#define RSSM_CUDA_K_TERMS(family, dtype)        ((family) != 1 ? 1 : (dtype) == 1 ? 3 : 2)
+#define RSSM_CUDA_FOLD(family, dtype, K, VT, NT, ring, io)   \
+    (RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io)                 \
+         ? RSSM_CUDA_K_TERMS(family, dtype) * 32 * ((K) + 8) \
+         : 4 * RSSM_CUDA_NREC(ring) * ((K) + (NT) / 8 * RSSM_CUDA_PAD4((VT) / ((NT) / 8))))
+/* The token's record for such a fold, which takes the place of q and k as given where those are no longer needed. */
+#define RSSM_CUDA_TOKEN(dtype, K, VT, NT, ring, io)                                      \
+    (!RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io) ? 8 * (K)                                  \
+     : (dtype) == 2                           ? RSSM_CUDA_MAX(8 * (K), 4 * ((K) + (VT))) \
+                                              : 8 * (K) + 4 * ((K) + (VT)))
+#define RSSM_CUDA_SMEM(family, dtype, K, VT, NT, ring, io)                                      \
+    ((VT) * (K) * ((dtype) == 1 ? 4 : 2) + RSSM_CUDA_FOLD(family, dtype, K, VT, NT, ring, io) + \
+     RSSM_CUDA_TOKEN(dtype, K, VT, NT, ring, io) + 4 * ((family) == 1 ? (K) : 0) +              \
+     4 * ((family) == 1 && (dtype) != 2 ? 2 * (K) : 0) +                                        \
+     ((dtype) == 2 ? 2 * (3 * RSSM_CUDA_READOUTS(family) * ((K) + 32) - 32) : 0) +              \
+     4 * (RSSM_CUDA_MAX((NT) / 32 * 16 * RSSM_CUDA_READOUTS(family), (family) == 1 ? (K) : 0) + (NT) / 32 * 10))
 
 /* The numbers behind the names in the lists below. */
 enum { RSSM_CUDA_FAMILY_kda = 1, RSSM_CUDA_FAMILY_gdn = 2, RSSM_CUDA_FAMILY_mamba2 = 3 };
@@ -44,64 +58,68 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
 /* X(family, state, K, V, VT, NT, kind, io, blocks, fill): VT state rows per block (parts of a head, or several heads that
  * share a key head), NT threads; io bf16: inputs, output and ring all bfloat16. `blocks` per SM bounds the registers.
  * The first variant of a shape is taken that fits and has at least `fill` blocks per SM to run; where none has, the one
- * with the smallest tile. The figures are measured (H200). */
-#define RSSM_CUDA_LIST_DELTA(X, family)           \
-    RSSM_CUDA_LIST_DELTA32(X, family, bf16)       \
-    RSSM_CUDA_LIST_DELTA32(X, family, any)        \
-    RSSM_CUDA_LIST_DELTA16(X, family, bf16, bf16) \
-    RSSM_CUDA_LIST_DELTA16(X, family, bf16, any)  \
-    RSSM_CUDA_LIST_DELTA16(X, family, f16, any)
+ * with the smallest tile. The figures are measured (H200): 128 rows per block win from about 3 blocks per SM on, half of
+ * that below; five blocks per SM instead of four gain 2 to 4 % with a 16-bit state, 6 % with 64 rows of fp32. Smaller
+ * tiles than these lose everywhere in ring kernels, and only there: each block does its head's scores anew. */
+#define RSSM_CUDA_LIST_DELTA(X, family, most)           \
+    RSSM_CUDA_LIST_DELTA32(X, family, bf16)             \
+    RSSM_CUDA_LIST_DELTA32(X, family, any)              \
+    RSSM_CUDA_LIST_DELTA16(X, family, bf16, bf16, most) \
+    RSSM_CUDA_LIST_DELTA16(X, family, bf16, any, 4)     \
+    RSSM_CUDA_LIST_DELTA16(X, family, f16, any, 4)
 #define RSSM_CUDA_LIST_DELTA32(X, family, io)          \
-    X(family, f32, 128, 128, 128, 128, ring, io, 2, 6) \
+    X(family, f32, 128, 128, 128, 128, ring, io, 2, 3) \
     X(family, f32, 128, 128, 64, 128, ring, io, 4, 0)  \
     X(family, f32, 128, 128, 64, 128, rw, io, 5, 3)    \
     X(family, f32, 128, 128, 32, 128, rw, io, 5, 0)
-#define RSSM_CUDA_LIST_DELTA16(X, family, st, io)     \
-    X(family, st, 128, 128, 128, 128, ring, io, 4, 3) \
-    X(family, st, 128, 128, 64, 128, ring, io, 5, 0)  \
-    X(family, st, 128, 128, 64, 128, rw, io, 5, 12)   \
-    X(family, st, 128, 128, 128, 128, rw, io, 5, 1)   \
+#define RSSM_CUDA_LIST_DELTA16(X, family, st, io, most)  \
+    X(family, st, 128, 128, 128, 128, ring, io, most, 3) \
+    X(family, st, 128, 128, 64, 128, ring, io, 5, 0)     \
+    X(family, st, 128, 128, 64, 128, rw, io, 5, 12)      \
+    X(family, st, 128, 128, 128, 128, rw, io, 5, 1)      \
     X(family, st, 128, 128, 32, 128, rw, io, 5, 0)
 
-#define RSSM_CUDA_LIST_KDA(X) RSSM_CUDA_LIST_DELTA(X, kda)
-#define RSSM_CUDA_LIST_GDN(X) RSSM_CUDA_LIST_DELTA(X, gdn)
-#define RSSM_CUDA_LIST_MAMBA2(X)        \
-    RSSM_CUDA_LIST_M2_32(X, bf16)       \
-    RSSM_CUDA_LIST_M2_32(X, any)        \
-    RSSM_CUDA_LIST_M2_16(X, bf16, bf16) \
-    RSSM_CUDA_LIST_M2_16(X, bf16, any)  \
-    RSSM_CUDA_LIST_M2_16(X, f16, any)
-#define RSSM_CUDA_LIST_M2_32(X, io)                   \
-    X(mamba2, f32, 128, 64, 64, 128, ring, io, 4, 0)  \
-    X(mamba2, f32, 128, 80, 160, 256, ring, io, 2, 3) \
-    X(mamba2, f32, 128, 80, 80, 128, ring, io, 4, 0)  \
-    X(mamba2, f32, 128, 32, 128, 128, ring, io, 2, 1) \
-    X(mamba2, f32, 128, 32, 32, 128, ring, io, 4, 0)  \
-    X(mamba2, f32, 256, 128, 64, 128, ring, io, 2, 0) \
-    X(mamba2, f32, 256, 64, 64, 128, ring, io, 2, 0)  \
-    X(mamba2, f32, 128, 64, 64, 128, rw, io, 4, 0)    \
-    X(mamba2, f32, 128, 80, 80, 128, rw, io, 4, 0)    \
-    X(mamba2, f32, 128, 32, 128, 128, rw, io, 2, 3)   \
-    X(mamba2, f32, 128, 32, 32, 128, rw, io, 4, 0)    \
-    X(mamba2, f32, 256, 128, 32, 128, rw, io, 4, 0)   \
+#define RSSM_CUDA_LIST_KDA(X) RSSM_CUDA_LIST_DELTA(X, kda, 5)
+#define RSSM_CUDA_LIST_GDN(X) RSSM_CUDA_LIST_DELTA(X, gdn, 5)
+#define RSSM_CUDA_LIST_MAMBA2(X)           \
+    RSSM_CUDA_LIST_M2_32(X, bf16, 5)       \
+    RSSM_CUDA_LIST_M2_32(X, any, 4)        \
+    RSSM_CUDA_LIST_M2_16(X, bf16, bf16, 5) \
+    RSSM_CUDA_LIST_M2_16(X, bf16, any, 4)  \
+    RSSM_CUDA_LIST_M2_16(X, f16, any, 4)
+#define RSSM_CUDA_LIST_M2_32(X, io, most)               \
+    X(mamba2, f32, 128, 64, 64, 128, ring, io, most, 0) \
+    X(mamba2, f32, 128, 80, 160, 256, ring, io, 2, 3)   \
+    X(mamba2, f32, 128, 80, 80, 128, ring, io, 4, 0)    \
+    X(mamba2, f32, 128, 32, 128, 128, ring, io, 2, 1)   \
+    X(mamba2, f32, 128, 32, 32, 128, ring, io, 4, 0)    \
+    X(mamba2, f32, 256, 128, 64, 128, ring, io, 2, 0)   \
+    X(mamba2, f32, 256, 64, 64, 128, ring, io, 2, 0)    \
+    X(mamba2, f32, 128, 64, 64, 128, rw, io, 4, 3)      \
+    X(mamba2, f32, 128, 64, 32, 128, rw, io, 5, 0)      \
+    X(mamba2, f32, 128, 80, 80, 128, rw, io, 4, 0)      \
+    X(mamba2, f32, 128, 32, 128, 128, rw, io, 2, 3)     \
+    X(mamba2, f32, 128, 32, 32, 128, rw, io, 4, 0)      \
+    X(mamba2, f32, 256, 128, 32, 128, rw, io, 4, 0)     \
     X(mamba2, f32, 256, 64, 32, 128, rw, io, 4, 0)
-#define RSSM_CUDA_LIST_M2_16(X, st, io)               \
-    X(mamba2, st, 128, 64, 128, 128, ring, io, 4, 3)  \
-    X(mamba2, st, 128, 64, 64, 128, ring, io, 4, 0)   \
-    X(mamba2, st, 128, 80, 80, 128, ring, io, 4, 0)   \
-    X(mamba2, st, 128, 32, 128, 128, ring, io, 4, 1)  \
-    X(mamba2, st, 128, 32, 32, 128, ring, io, 4, 0)   \
-    X(mamba2, st, 256, 128, 128, 256, ring, io, 1, 2) \
-    X(mamba2, st, 256, 128, 64, 128, ring, io, 2, 0)  \
-    X(mamba2, st, 256, 64, 128, 256, ring, io, 1, 2)  \
-    X(mamba2, st, 256, 64, 64, 128, ring, io, 2, 0)   \
-    X(mamba2, st, 128, 64, 64, 128, rw, io, 4, 12)    \
-    X(mamba2, st, 128, 64, 128, 128, rw, io, 4, 3)    \
-    X(mamba2, st, 128, 80, 80, 128, rw, io, 4, 0)     \
-    X(mamba2, st, 128, 32, 32, 128, rw, io, 4, 0)     \
-    X(mamba2, st, 256, 128, 64, 128, rw, io, 2, 3)    \
-    X(mamba2, st, 256, 128, 32, 128, rw, io, 4, 0)    \
-    X(mamba2, st, 256, 64, 64, 128, rw, io, 2, 3)     \
+#define RSSM_CUDA_LIST_M2_16(X, st, io, most)           \
+    X(mamba2, st, 128, 64, 128, 128, ring, io, most, 3) \
+    X(mamba2, st, 128, 64, 64, 128, ring, io, 4, 0)     \
+    X(mamba2, st, 128, 80, 80, 128, ring, io, 4, 0)     \
+    X(mamba2, st, 128, 32, 128, 128, ring, io, 4, 1)    \
+    X(mamba2, st, 128, 32, 32, 128, ring, io, 4, 0)     \
+    X(mamba2, st, 256, 128, 128, 256, ring, io, 1, 2)   \
+    X(mamba2, st, 256, 128, 64, 128, ring, io, 2, 0)    \
+    X(mamba2, st, 256, 64, 128, 256, ring, io, 1, 2)    \
+    X(mamba2, st, 256, 64, 64, 128, ring, io, 2, 0)     \
+    X(mamba2, st, 128, 64, 64, 128, rw, io, 4, 12)      \
+    X(mamba2, st, 128, 64, 128, 128, rw, io, 4, 3)      \
+    X(mamba2, st, 128, 64, 32, 128, rw, io, 5, 0)       \
+    X(mamba2, st, 128, 80, 80, 128, rw, io, 4, 0)       \
+    X(mamba2, st, 128, 32, 32, 128, rw, io, 4, 0)       \
+    X(mamba2, st, 256, 128, 64, 128, rw, io, 2, 3)      \
+    X(mamba2, st, 256, 128, 32, 128, rw, io, 4, 0)      \
+    X(mamba2, st, 256, 64, 64, 128, rw, io, 2, 3)       \
     X(mamba2, st, 256, 64, 32, 128, rw, io, 4, 0)
 
 #endif
