@@ -21,7 +21,7 @@ check() { # name command...
 }
 
 # valgrind has no AVX-512: the plugin sees a machine without it and takes AVX2.
-grind() { CK_FORK=no valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite "$@"; }
+grind() { RSSM_SLOW=1 CK_FORK=no valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite "$@"; }
 
 check "valgrind: config reader" grind build/tests/test_config
 check "valgrind: pool" grind build/tests/test_pool
