@@ -4,19 +4,21 @@
 set -u
 cd "$(dirname "$0")/.."
 export RSSM_PLUGIN=$PWD/build/plugin/replayssm.so RSSM_SOURCE_ROOT=$PWD RSSM_MODELS=${RSSM_MODELS:-$PWD/../shared/models}
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 passed=0
 failed=0
 
 check() { # name command...
     local name=$1 begin=$SECONDS
     shift
-    if "$@" > /tmp/nightly.log 2>&1; then
+    if "$@" > "$log" 2>&1; then
         passed=$((passed + 1))
-        printf '%-60s ok     %5d s   %s\n' "$name" $((SECONDS - begin)) "$(grep -E 'Checks:|passed,' /tmp/nightly.log | tail -n 1)"
+        printf '%-60s ok     %5d s   %s\n' "$name" $((SECONDS - begin)) "$(grep -E 'Checks:|passed,' "$log" | tail -n 1)"
     else
         failed=$((failed + 1))
         printf '%-60s FAILED %5d s\n' "$name" $((SECONDS - begin))
-        tail -n 30 /tmp/nightly.log
+        tail -n 30 "$log"
     fi
 }
 

@@ -12,6 +12,14 @@
 #include "rssm_verify.h"
 #include "version.h"
 
+/* core/step.h repeats these so that kernels need no public header. */
+_Static_assert((int)RSSM_STEP_ROW_WIDTH == (int)RSSM_ROW_WIDTH, "rows");
+_Static_assert((int)RSSM_FAULTBIT_CURSOR == (int)RSSM_FAULT_CURSOR, "fault word");
+_Static_assert((int)RSSM_FAULTBIT_ACCEPTED == (int)RSSM_FAULT_ACCEPTED, "fault word");
+_Static_assert((int)RSSM_FAULTBIT_OUTPUT == (int)RSSM_FAULT_OUTPUT, "fault word");
+_Static_assert((int)RSSM_FAULTBIT_STATE == (int)RSSM_FAULT_STATE, "fault word");
+_Static_assert((int)RSSM_FAULTBIT_RING == (int)RSSM_FAULT_RING, "fault word");
+
 /* ---- errors and structs ----------------------------------------------------------------------------------------- */
 
 /* A local full-sized error, whatever the caller gave; RSSM_OK unless his has no sane size. */

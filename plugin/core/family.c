@@ -88,20 +88,23 @@ static const rssm_role_spec mamba2_roles[] = {
 
 #define COUNT(a) ((int32_t)(sizeof(a) / sizeof((a)[0])))
 
+#define DELTA_SYMBOLS                                                                                          \
+    {                                                                                                          \
+        "", "B", "slots", "R", "H", "HV", "K", "V", "H*K", "HV*V", "HV*K", "2*H*K + HV*V", "w'", "4", "8", "n" \
+    }
+
 /* How a shape is spelled in messages and docs. R is called L by layout.c when no draft rows are added. */
 static const rssm_family_spec families[] = {
     {.family = RSSM_FAMILY_KDA,
      .name = "kda",
      .roles = kda_roles,
      .num_roles = COUNT(kda_roles),
-     .sym_name = {"", "B", "slots", "R", "H", "HV", "K", "V", "H*K", "HV*V", "HV*K", "2*H*K + HV*V", "w'", "4", "8",
-                  "n"}},
+     .sym_name = DELTA_SYMBOLS},
     {.family = RSSM_FAMILY_GDN,
      .name = "gdn",
      .roles = gdn_roles,
      .num_roles = COUNT(gdn_roles),
-     .sym_name = {"", "B", "slots", "R", "H", "HV", "K", "V", "H*K", "HV*V", "HV*K", "2*H*K + HV*V", "w'", "4", "8",
-                  "n"}},
+     .sym_name = DELTA_SYMBOLS},
     {.family = RSSM_FAMILY_MAMBA2,
      .name = "mamba2",
      .roles = mamba2_roles,

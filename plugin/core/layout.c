@@ -5,6 +5,7 @@
 
 #include "core/cost.h"
 #include "core/error.h"
+#include "rssm_step.h"
 
 /* ---- tensor parallelism and pipeline range ---------------------------------------------------------------------- */
 
@@ -237,8 +238,8 @@ static void set_dims(rssm_rank *rank)
     of[RSSM_SYM_HVxK] = (int64_t)rank->HV * rank->K;
     of[RSSM_SYM_PACKED] = 2 * of[RSSM_SYM_HxK] + of[RSSM_SYM_HVxV];
     of[RSSM_SYM_CONV] = rank->conv_len;
-    of[RSSM_SYM_CURSOR] = 4;
-    of[RSSM_SYM_ROW] = 8;
+    of[RSSM_SYM_CURSOR] = RSSM_CURSOR_WIDTH;
+    of[RSSM_SYM_ROW] = RSSM_ROW_WIDTH;
 }
 
 static rssm_status pick_conv(rssm_rank *rank, const rssm_model *m, const rssm_init_args *args, rssm_error *err)
