@@ -53,7 +53,9 @@ enum {
     RSSM_ERR_STREAM_DATA = 21,  /* a saved slot stream is damaged, truncated or from another layout          */
     RSSM_ERR_CUDA = 22,         /* a CUDA call failed; rssm_error.cuda_error has its code                    */
     RSSM_ERR_DEVICE_LOST = 23,  /* the CUDA context is dead: only teardown works on this instance            */
-    RSSM_ERR_INTERNAL = 24      /* a fault of ours: please report                                            */
+    RSSM_ERR_INTERNAL = 24,     /* a fault of ours: please report                                            */
+    RSSM_ERR_NO_SLOT = 25,      /* every slot is taken                                                       */
+    RSSM_ERR_HANDLE = 26        /* a slot handle that was released or never given out                        */
 };
 
 /* What went wrong, filled by every call that fails; on success status and message are cleared. Caller-owned, may be

@@ -16,7 +16,9 @@ enum {
     RSSM_FAULT_ACCEPTED = 1u << 1, /* commit: accepted count out of range: the slot is unchanged          */
     RSSM_FAULT_OUTPUT = 1u << 2,   /* a 16-bit output was beyond its type and saturated                   */
     RSSM_FAULT_STATE = 1u << 3,    /* a 16-bit state element likewise                                     */
-    RSSM_FAULT_RING = 1u << 4      /* a 16-bit ring element likewise                                      */
+    RSSM_FAULT_RING = 1u << 4,     /* a 16-bit ring element likewise                                      */
+    RSSM_FAULT_SLOTS = 1u << 5,    /* a slot operation named a slot twice, or half a pair: passed over    */
+    RSSM_FAULT_SEQLENS = 1u << 6   /* a verify window is too long, negative or beyond the tokens: padding */
 };
 
 typedef struct rssm_fault_api {

@@ -19,6 +19,8 @@ _Static_assert((int)RSSM_FAULTBIT_ACCEPTED == (int)RSSM_FAULT_ACCEPTED, "fault w
 _Static_assert((int)RSSM_FAULTBIT_OUTPUT == (int)RSSM_FAULT_OUTPUT, "fault word");
 _Static_assert((int)RSSM_FAULTBIT_STATE == (int)RSSM_FAULT_STATE, "fault word");
 _Static_assert((int)RSSM_FAULTBIT_RING == (int)RSSM_FAULT_RING, "fault word");
+_Static_assert((int)RSSM_FAULTBIT_SLOTS == (int)RSSM_FAULT_SLOTS, "fault word");
+_Static_assert((int)RSSM_FAULTBIT_SEQLENS == (int)RSSM_FAULT_SEQLENS, "fault word");
 
 /* ---- errors and structs ----------------------------------------------------------------------------------------- */
 
@@ -344,11 +346,10 @@ static rssm_status slots_copy(rssm_plugin *p, const rssm_copy_args *a, rssm_erro
     return unsupported(err, RSSM_EXT_SLOTS);
 }
 
-static rssm_status slots_flush(rssm_plugin *p, const DLTensor *a, void *s, rssm_error *err)
+static rssm_status slots_flush(rssm_plugin *p, const rssm_flush_args *a, rssm_error *err)
 {
     (void)p;
     (void)a;
-    (void)s;
     return unsupported(err, RSSM_EXT_SLOTS);
 }
 

@@ -12,11 +12,21 @@ typedef struct rssm_region {
     int64_t slot_bytes;  /* bytes of one slot       */
 } rssm_region;
 
+/* One layer's tensors; data NULL where the pool has none (ring at L = 1, conv). */
+typedef struct rssm_pool_layer {
+    rssm_pooled state, d_cache, k_cache, g_cache; /* as in rssm_step */
+    rssm_pooled conv;                             /* [S, conv_channels, conv_len] */
+} rssm_pool_layer;
+
 /* The whole pool, bound once. Arrays live as long as the instance. */
 typedef struct rssm_pool {
-    const rssm_region *regions; /* state, rings, conv of every layer; not the cursor */
+    const rssm_region *regions;    /* state, rings, conv of every layer; not the cursor */
+    const rssm_pool_layer *layers; /* [num_layers] the same, by meaning */
     int32_t num_regions;
-    int32_t L;
+    int32_t num_layers;
+    int32_t family, H, HV, K, V;
+    int32_t L, R;
+    int32_t conv_channels, conv_len, conv_width; /* 0 without conv; w' columns; w */
     int64_t S;
     int64_t pad_slot;
     int32_t *cursor;     /* [S, 4] */
@@ -37,6 +47,9 @@ typedef struct rssm_backend_options {
     int32_t max_K, max_V, max_L; /* largest step: scratch is sized for it; 0 = 4096, 4096, 64 */
     int32_t family, state_dtype; /* of every step: which kernels to load */
     int32_t max_regions;         /* of the pool that bind will get */
+    int32_t num_layers;          /* likewise */
+    int32_t max_T;               /* tokens of a verify window; 0 = no verify */
+    int32_t conv_width;          /* w; 0 = no convolution in the pool */
     int32_t pad_;
 } rssm_backend_options;
 
@@ -57,6 +70,18 @@ typedef struct rssm_backend {
                          rssm_error *err); /* slots->data NULL = all */
     rssm_status (*step_begin)(void *ctx, const rssm_begin *begin, void *stream, rssm_error *err);
     rssm_status (*step)(void *ctx, const rssm_step *step, void *stream, rssm_error *err);
+    /* replayssm.verify, conv, slots; saved slots are plain bytes in the order of regions. */
+    rssm_status (*verify_begin)(void *ctx, const rssm_verify_begin *begin, void *stream, rssm_error *err);
+    rssm_status (*verify)(void *ctx, const rssm_window *window, void *stream, rssm_error *err);
+    rssm_status (*commit)(void *ctx, const rssm_commit *commit, void *stream, rssm_error *err);
+    rssm_status (*conv)(void *ctx, const rssm_convolution *conv, void *stream, rssm_error *err);
+    rssm_status (*copy)(void *ctx, const rssm_slot_copy *copy, void *stream, rssm_error *err);
+    rssm_status (*import_state)(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err);
+    rssm_status (*export_state)(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err);
+    rssm_status (*flush)(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err);
+    rssm_status (*read_slot)(void *ctx, int64_t slot, int32_t cursor[4], void *bytes, void *stream, rssm_error *err);
+    rssm_status (*write_slot)(void *ctx, int64_t slot, const int32_t cursor[4], const void *bytes, void *stream,
+                              rssm_error *err);
     uint32_t *(*fault_word)(void *ctx); /* where step and begin or their faults in */
     rssm_status (*fault_read)(void *ctx, void *stream, uint32_t *word, rssm_error *err);
     rssm_status (*fault_clear)(void *ctx, void *stream, rssm_error *err);

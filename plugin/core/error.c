@@ -30,6 +30,8 @@ static const char *const status_names[] = {
     [RSSM_ERR_CUDA] = "RSSM_ERR_CUDA",
     [RSSM_ERR_DEVICE_LOST] = "RSSM_ERR_DEVICE_LOST",
     [RSSM_ERR_INTERNAL] = "RSSM_ERR_INTERNAL",
+    [RSSM_ERR_NO_SLOT] = "RSSM_ERR_NO_SLOT",
+    [RSSM_ERR_HANDLE] = "RSSM_ERR_HANDLE",
 };
 
 const char *rssm_status_name(rssm_status status)

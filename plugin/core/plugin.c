@@ -88,6 +88,9 @@ static rssm_status build(rssm_plugin *p, const rssm_init_args *args, rssm_error 
     p->backend_options.family = p->model.family;
     p->backend_options.state_dtype = p->rank.state_dtype;
     p->backend_options.max_regions = p->rank.num_linear * (RSSM_MAX_POOL_TENSORS - 1);
+    p->backend_options.num_layers = p->rank.num_linear;
+    p->backend_options.max_T = p->args.max_draft_tokens > 0 ? p->args.max_draft_tokens + 1 : 0;
+    p->backend_options.conv_width = p->rank.conv_len > 0 ? p->model.conv_kernel : 0;
     if (!status)
         status = rssm_layout_make(&p->layout, p->tensors, &p->arena, &p->rank, &p->args,
                                   p->backend->workspace_bytes(&p->backend_options), err);
@@ -330,11 +333,43 @@ static int32_t spread_step(int32_t L)
     return step > 0 ? step : 1;
 }
 
-/* What calls over all layers need: every tensor but the cursor as a region. */
-static void make_regions(const rssm_plugin *p, rssm_pool_view *views, rssm_region *regions, rssm_pool *pool)
+/* Where a role of the pool stands in a layer's struct. */
+static rssm_pooled *layer_member(rssm_pool_layer *layer, int32_t role)
+{
+    switch (role) {
+    case RSSM_T_STATE:
+        return &layer->state;
+    case RSSM_T_D_CACHE:
+    case RSSM_T_X_CACHE:
+        return &layer->d_cache;
+    case RSSM_T_K_CACHE:
+    case RSSM_T_B_CACHE:
+        return &layer->k_cache;
+    case RSSM_T_G_CACHE:
+    case RSSM_T_DT_CACHE:
+        return &layer->g_cache;
+    default:
+        return &layer->conv;
+    }
+}
+
+/* What calls over all layers need: every tensor but the cursor, as a region and by its meaning. */
+static void make_regions(const rssm_plugin *p, rssm_pool_view *views, rssm_region *regions, rssm_pool_layer *layers,
+                         rssm_pool *pool)
 {
     *pool = (rssm_pool){.regions = regions,
+                        .layers = layers,
+                        .num_layers = p->rank.num_linear,
+                        .family = p->model.family,
+                        .H = p->rank.H,
+                        .HV = p->rank.HV,
+                        .K = p->rank.K,
+                        .V = p->rank.V,
                         .L = p->rank.L,
+                        .R = p->rank.R,
+                        .conv_channels = p->rank.conv_channels,
+                        .conv_len = p->rank.conv_len,
+                        .conv_width = p->rank.conv_len > 0 ? p->model.conv_kernel : 0,
                         .S = p->layout.num_slots,
                         .pad_slot = p->args.has_pad_slot ? p->args.pad_slot : -1,
                         .spread_step = p->args.flags & RSSM_INIT_SPREAD_FLUSH ? spread_step(p->rank.L) : 0};
@@ -342,6 +377,9 @@ static void make_regions(const rssm_plugin *p, rssm_pool_view *views, rssm_regio
         for (int32_t i = 0; i < p->layout.num_tensors; i++) {
             const rssm_tensor_info *info = &p->tensors[i];
             const DLTensor *t = &view_of(p, views, layer, i)->tensor;
+            if (info->per_layer)
+                *layer_member(&layers[layer], info->role) =
+                    (rssm_pooled){.data = t->data, .slot = t->strides[0], .dtype = rssm_dtype_of(t)};
             if (!t->data)
                 continue;
             if (info->per_layer) {
@@ -410,7 +448,8 @@ rssm_status rssm_plugin_pool_create(rssm_plugin *p, const rssm_pool_args *args, 
     /* Arena memory of a failed call stays with the instance until teardown. */
     rssm_pool_view *views = rssm_arena_alloc(&p->arena, count * sizeof(*views));
     rssm_region *regions = rssm_arena_alloc(&p->arena, count * sizeof(*regions));
-    if (!views || !regions)
+    rssm_pool_layer *layers = rssm_arena_alloc(&p->arena, (size_t)p->rank.num_linear * sizeof(*layers));
+    if (!views || !regions || !layers)
         return rssm_out_of_memory(err);
     void *slab = NULL;
     if (args->tensors) {
@@ -426,7 +465,7 @@ rssm_status rssm_plugin_pool_create(rssm_plugin *p, const rssm_pool_args *args, 
     if (status)
         return status;
     rssm_pool pool;
-    make_regions(p, views, regions, &pool);
+    make_regions(p, views, regions, layers, &pool);
     status = p->backend->bind(p->ctx, &pool, err);
     if (!status && slab && pool.spread_step) /* fresh memory is a reset pool, but for the phases */
         status = p->backend->reset(p->ctx, &(rssm_index){0}, 0, args->stream, err);

@@ -24,7 +24,9 @@ enum {
     RSSM_FAULTBIT_ACCEPTED = 1 << 1, /* accepted count out of range                                  */
     RSSM_FAULTBIT_OUTPUT = 1 << 2,   /* a 16-bit output saturated                                    */
     RSSM_FAULTBIT_STATE = 1 << 3,    /* a 16-bit state element saturated                             */
-    RSSM_FAULTBIT_RING = 1 << 4      /* a 16-bit ring element saturated                              */
+    RSSM_FAULTBIT_RING = 1 << 4,     /* a 16-bit ring element saturated                              */
+    RSSM_FAULTBIT_SLOTS = 1 << 5,    /* a slot operation named a slot twice, or half a pair          */
+    RSSM_FAULTBIT_SEQLENS = 1 << 6   /* a verify window out of range                                 */
 };
 
 /* An int32 or int64 array with a stride, e.g. write_pos[B]. data NULL = absent. */
@@ -106,5 +108,96 @@ typedef struct rssm_begin {
     int64_t rows_row;
     uint32_t *fault;
 } rssm_begin;
+
+/* verify: step_begin for windows of tokens. Row b gets tokens cu_seqlens[b] .. cu_seqlens[b + 1] - 1, at most max_T; it
+ * flushes iff count + len > L, and the cursor then moves to base + count, 0 at once. commit moves it on. */
+typedef struct rssm_verify_begin {
+    int32_t B;
+    int32_t L, R;
+    int32_t conv_len;
+    int32_t max_T;
+    int32_t pad_;
+    int64_t S;
+    int64_t pad_slot;
+    rssm_index slots;
+    rssm_index cu_seqlens; /* [B + 1] */
+    int32_t *cursor;
+    int64_t cursor_slot;
+    int32_t *rows; /* slot, base, count, flush, conv, start, len, order */
+    int64_t rows_row;
+    uint32_t *fault;
+} rssm_verify_begin;
+
+/* One layer of a window pass. step as in a plain step, but that rows are always there, row b has the tokens
+ * rows[b][5] .. + rows[b][6] - 1 of the inputs and of out, which have `tokens` rows, and a row with rows[b][3] folds its
+ * `count` committed records (no draft) into the checkpoint. Draft i's record goes to ring row base + count + i. */
+typedef struct rssm_window {
+    rssm_step step;
+    int64_t tokens;
+    int32_t max_T; /* Tm of the instance: no window is longer */
+    int32_t pad_;
+} rssm_window;
+
+/* commit: cursor count += accepted[b], conv += accepted[b]. */
+typedef struct rssm_commit {
+    int32_t B;
+    int32_t L, R;
+    int32_t conv_len;
+    int64_t S;
+    int64_t pad_slot;
+    const int32_t *rows; /* of verify_begin */
+    int64_t rows_row;
+    rssm_index accepted;
+    int32_t *cursor;
+    int64_t cursor_slot;
+    uint32_t *fault;
+} rssm_commit;
+
+/* One layer of the short convolution; a plain pass has rows of one token each. x_{t-i} of a row's first token t lies in
+ * column conv - i (mod conv_len) of the slot's ring, token j goes to column conv + j. */
+typedef struct rssm_convolution {
+    int32_t B; /* rows */
+    int32_t channels, width, conv_len;
+    int64_t S;
+    int64_t pad_slot;
+    int64_t tokens;    /* rows of in and out */
+    rssm_input in;     /* [tokens, channels] */
+    rssm_input weight; /* [channels, width] */
+    rssm_input bias;   /* [channels], optional */
+    void *out;         /* [tokens, channels], dtype of in */
+    int64_t out_row;
+    rssm_pooled conv; /* [S, channels, conv_len] */
+    const int32_t *rows;
+    int64_t rows_row;
+    uint32_t *fault;
+    int32_t max_T; /* 1: plain */
+    int32_t pad_;
+} rssm_convolution;
+
+/* Slot operations over all layers (the layers' pool tensors are rssm_pool's). */
+typedef struct rssm_slot_copy {
+    int64_t n;
+    rssm_index src, dst;
+    uint32_t *fault;
+} rssm_slot_copy;
+
+/* One layer of an import, export or flush. */
+typedef struct rssm_state_layer {
+    void *state; /* [n, HV, V, K] or [n, HV, K, V]; NULL in a flush */
+    int64_t state_row;
+    void *conv; /* [n, channels, w - 1], oldest first; NULL: none (an import zeroes the history) */
+    int64_t conv_row;
+    int32_t state_dtype, conv_dtype;
+    rssm_input decay; /* Mamba-2, export and flush: A_log[HV], or A */
+} rssm_state_layer;
+
+typedef struct rssm_state_io {
+    int64_t n;
+    rssm_index slots;
+    const rssm_state_layer *layers; /* host array [num_layers of the pool] */
+    int32_t transposed;             /* 1: [K, V] */
+    int32_t decay_is_A;             /* decay holds A = -exp(A_log) */
+    uint32_t *fault;
+} rssm_state_io;
 
 #endif

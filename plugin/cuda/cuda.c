@@ -9,8 +9,7 @@
 
 #include "core/error.h"
 #include "core/mem.h"
-#include "cuda/driver.h"
-#include "cuda/launch.h"
+#include "cuda/instance.h"
 #include "cuda/reset.h"
 
 enum { FAULT_BYTES = 256 };
@@ -19,30 +18,9 @@ enum { FAULT_BYTES = 256 };
 extern const char rssm_fatbin_pool[], rssm_fatbin_step_general[], rssm_fatbin_step_kda[], rssm_fatbin_step_gdn[],
     rssm_fatbin_step_mamba2[];
 
-/* What an instance may launch: the tuned variants of launch.h by their index there, then these. */
-enum { KERNEL_GENERAL = RSSM_CUDA_VARIANTS, KERNEL_BEGIN, KERNEL_BEGIN_ORDERED, KERNEL_RESET, NUM_KERNELS };
-
-enum { LIBRARY_POOL, LIBRARY_GENERAL, LIBRARY_FAMILY, NUM_LIBRARIES };
-
-typedef struct cuda_instance {
-    rssm_backend_options options;
-    rssm_allocator mem;
-    rssm_cuda_driver driver;
-    CUdevice device;
-    CUcontext context;
-    CUlibrary libraries[NUM_LIBRARIES];
-    CUfunction functions[NUM_KERNELS]; /* NULL: not for this instance or not on this device */
-    CUdeviceptr fault;                 /* one uint32 */
-    CUdeviceptr regions;               /* rssm_region[num_regions], from bind */
-    int64_t regions_bytes;
-    rssm_pool pool;
-    int multiprocessors, shared_bytes, major, minor; /* of the device */
-    int lost;                                        /* the CUresult that ended the context */
-} cuda_instance;
-
 /* ---- entering and leaving --------------------------------------------------------------------------------------- */
 
-static rssm_status fail(cuda_instance *cuda, CUresult result, const char *what, rssm_error *err)
+rssm_status rssm_cuda_failed(rssm_cuda *cuda, CUresult result, const char *what, rssm_error *err)
 {
     rssm_status status = rssm_cuda_fail(&cuda->driver, result, what, err);
     if (status == RSSM_ERR_DEVICE_LOST)
@@ -50,27 +28,27 @@ static rssm_status fail(cuda_instance *cuda, CUresult result, const char *what, 
     return status;
 }
 
-static rssm_status enter(cuda_instance *cuda, rssm_error *err)
+rssm_status rssm_cuda_enter(rssm_cuda *cuda, rssm_error *err)
 {
     if (cuda->lost)
         return rssm_cuda_fail(&cuda->driver, (CUresult)cuda->lost, "the device is lost since an earlier call", err);
     CUresult result = cuda->driver.push(cuda->context);
-    return result ? fail(cuda, result, "cuCtxPushCurrent", err) : RSSM_OK;
+    return result ? rssm_cuda_failed(cuda, result, "cuCtxPushCurrent", err) : RSSM_OK;
 }
 
-static rssm_status leave(cuda_instance *cuda, CUresult result, const char *what, rssm_error *err)
+rssm_status rssm_cuda_leave(rssm_cuda *cuda, CUresult result, const char *what, rssm_error *err)
 {
     CUcontext ours;
     CUresult popped = cuda->driver.pop(&ours);
     if (result)
-        return fail(cuda, result, what, err);
-    return popped ? fail(cuda, popped, "cuCtxPopCurrent", err) : RSSM_OK;
+        return rssm_cuda_failed(cuda, result, what, err);
+    return popped ? rssm_cuda_failed(cuda, popped, "cuCtxPopCurrent", err) : RSSM_OK;
 }
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
 /* In the pushed context. */
-static CUresult take(cuda_instance *cuda, int64_t bytes, CUdeviceptr *ptr)
+static CUresult take(rssm_cuda *cuda, int64_t bytes, CUdeviceptr *ptr)
 {
     *ptr = 0;
     if (!cuda->mem.device_alloc)
@@ -79,7 +57,7 @@ static CUresult take(cuda_instance *cuda, int64_t bytes, CUdeviceptr *ptr)
     return *ptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void give(cuda_instance *cuda, CUdeviceptr ptr, int64_t bytes)
+static void give(rssm_cuda *cuda, CUdeviceptr ptr, int64_t bytes)
 {
     if (!ptr)
         return;
@@ -96,7 +74,7 @@ static int64_t cuda_workspace_bytes(const rssm_backend_options *options)
 
 static void cuda_free(void *ctx, void *ptr, int64_t bytes)
 {
-    cuda_instance *cuda = ctx;
+    rssm_cuda *cuda = ctx;
     if (!ptr || cuda->driver.push(cuda->context))
         return; /* the context is gone, and its memory with it */
     give(cuda, (CUdeviceptr)ptr, bytes);
@@ -106,8 +84,8 @@ static void cuda_free(void *ctx, void *ptr, int64_t bytes)
 
 static rssm_status cuda_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *err)
 {
-    cuda_instance *cuda = ctx;
-    rssm_status status = enter(cuda, err);
+    rssm_cuda *cuda = ctx;
+    rssm_status status = rssm_cuda_enter(cuda, err);
     if (status)
         return status;
     CUdeviceptr memory = 0;
@@ -116,7 +94,7 @@ static rssm_status cuda_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *
         result = cuda->driver.memset8(memory, 0, (size_t)bytes, NULL);
     if (!result)
         result = cuda->driver.stream_sync(NULL);
-    status = leave(cuda, result, "allocating device memory", err);
+    status = rssm_cuda_leave(cuda, result, "allocating device memory", err);
     if (status)
         cuda_free(cuda, (void *)memory, bytes);
     else
@@ -126,7 +104,7 @@ static rssm_status cuda_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *
 
 /* ---- open and close --------------------------------------------------------------------------------------------- */
 
-static rssm_status find_device(cuda_instance *cuda, rssm_error *err)
+static rssm_status find_device(rssm_cuda *cuda, rssm_error *err)
 {
     rssm_cuda_driver *d = &cuda->driver;
     int count = 0, id = cuda->options.device_id;
@@ -152,7 +130,7 @@ static rssm_status find_device(cuda_instance *cuda, rssm_error *err)
 }
 
 /* Loads a kernel for good: a module loads lazily, and that must not happen during a capture. */
-static CUresult load_kernel(cuda_instance *cuda, int kernel, int library, const char *name, int32_t smem)
+static CUresult load_kernel(rssm_cuda *cuda, int kernel, int library, const char *name, int32_t smem)
 {
     CUkernel handle = NULL;
     CUfunction function = NULL;
@@ -169,7 +147,7 @@ static CUresult load_kernel(cuda_instance *cuda, int kernel, int library, const 
 }
 
 /* The tuned variants that a step of this instance can choose. */
-static CUresult load_variants(cuda_instance *cuda)
+static CUresult load_variants(rssm_cuda *cuda)
 {
     const rssm_backend_options *o = &cuda->options;
     CUresult result = CUDA_SUCCESS;
@@ -177,37 +155,37 @@ static CUresult load_variants(cuda_instance *cuda)
         const rssm_cuda_variant *v = &rssm_cuda_variants[i];
         if (v->family == o->family && v->state_dtype == o->state_dtype && v->K == o->max_K && v->V == o->max_V &&
             v->smem <= cuda->shared_bytes)
-            result = load_kernel(cuda, i, LIBRARY_FAMILY, v->name, v->smem);
+            result = load_kernel(cuda, i, RSSM_LIBRARY_FAMILY, v->name, v->smem);
     }
     return result;
 }
 
-static rssm_status load_kernels(cuda_instance *cuda, rssm_error *err)
+static rssm_status load_kernels(rssm_cuda *cuda, rssm_error *err)
 {
     const char *family = cuda->options.family == RSSM_FAMILY_KDA   ? rssm_fatbin_step_kda
                          : cuda->options.family == RSSM_FAMILY_GDN ? rssm_fatbin_step_gdn
                                                                    : rssm_fatbin_step_mamba2;
-    const char *const images[NUM_LIBRARIES] = {rssm_fatbin_pool, rssm_fatbin_step_general, family};
+    const char *const images[RSSM_NUM_LIBRARIES] = {rssm_fatbin_pool, rssm_fatbin_step_general, family};
     CUresult result = CUDA_SUCCESS;
-    for (int i = 0; !result && i < NUM_LIBRARIES; i++)
+    for (int i = 0; !result && i < RSSM_NUM_LIBRARIES; i++)
         result = cuda->driver.library_load(&cuda->libraries[i], images[i], NULL, NULL, 0, NULL, NULL, 0);
     if (!result)
-        result = load_kernel(cuda, KERNEL_GENERAL, LIBRARY_GENERAL, "rssm_step_general", 0);
+        result = load_kernel(cuda, RSSM_KERNEL_GENERAL, RSSM_LIBRARY_GENERAL, "rssm_step_general", 0);
     if (!result)
-        result = load_kernel(cuda, KERNEL_BEGIN, LIBRARY_POOL, "rssm_step_begin", 0);
+        result = load_kernel(cuda, RSSM_KERNEL_BEGIN, RSSM_LIBRARY_POOL, "rssm_step_begin", 0);
     if (!result)
-        result = load_kernel(cuda, KERNEL_BEGIN_ORDERED, LIBRARY_POOL, "rssm_step_begin_ordered", 0);
+        result = load_kernel(cuda, RSSM_KERNEL_BEGIN_ORDERED, RSSM_LIBRARY_POOL, "rssm_step_begin_ordered", 0);
     if (!result)
-        result = load_kernel(cuda, KERNEL_RESET, LIBRARY_POOL, "rssm_reset", 0);
+        result = load_kernel(cuda, RSSM_KERNEL_RESET, RSSM_LIBRARY_POOL, "rssm_reset", 0);
     if (!result)
         result = load_variants(cuda);
     if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
         return rssm_fail(err, RSSM_ERR_UNSUPPORTED, "no kernel in this build for compute capability %d.%d", cuda->major,
                          cuda->minor);
-    return result ? fail(cuda, result, "loading the CUDA kernels", err) : RSSM_OK;
+    return result ? rssm_cuda_failed(cuda, result, "loading the CUDA kernels", err) : RSSM_OK;
 }
 
-static rssm_status open_in_context(cuda_instance *cuda, rssm_error *err)
+static rssm_status open_in_context(rssm_cuda *cuda, rssm_error *err)
 {
     rssm_status status = load_kernels(cuda, err);
     if (status)
@@ -217,16 +195,16 @@ static rssm_status open_in_context(cuda_instance *cuda, rssm_error *err)
         result = cuda->driver.memset8(cuda->fault, 0, FAULT_BYTES, NULL);
     if (!result)
         result = cuda->driver.stream_sync(NULL);
-    return result ? fail(cuda, result, "allocating the workspace", err) : RSSM_OK;
+    return result ? rssm_cuda_failed(cuda, result, "allocating the workspace", err) : RSSM_OK;
 }
 
 static void cuda_close(void *ctx)
 {
-    cuda_instance *cuda = ctx;
+    rssm_cuda *cuda = ctx;
     if (cuda->context && !cuda->driver.push(cuda->context)) {
         give(cuda, cuda->fault, FAULT_BYTES);
         give(cuda, cuda->regions, cuda->regions_bytes);
-        for (int i = 0; i < NUM_LIBRARIES; i++)
+        for (int i = 0; i < RSSM_NUM_LIBRARIES; i++)
             if (cuda->libraries[i])
                 cuda->driver.library_unload(cuda->libraries[i]);
         CUcontext ours;
@@ -241,7 +219,7 @@ static void cuda_close(void *ctx)
 
 static rssm_status cuda_open(const rssm_backend_options *options, void **ctx, rssm_error *err)
 {
-    cuda_instance *cuda = rssm_mem_alloc(options->mem, sizeof(*cuda), 16);
+    rssm_cuda *cuda = rssm_mem_alloc(options->mem, sizeof(*cuda), 16);
     if (!cuda)
         return rssm_out_of_memory(err);
     cuda->options = *options;
@@ -250,13 +228,13 @@ static rssm_status cuda_open(const rssm_backend_options *options, void **ctx, rs
     if (!status)
         status = find_device(cuda, err);
     if (!status)
-        status = enter(cuda, err);
+        status = rssm_cuda_enter(cuda, err);
     if (!status) {
         status = open_in_context(cuda, err);
         CUcontext ours;
         CUresult popped = cuda->driver.pop(&ours);
         if (popped && !status)
-            status = fail(cuda, popped, "cuCtxPopCurrent", err);
+            status = rssm_cuda_failed(cuda, popped, "cuCtxPopCurrent", err);
     }
     if (status)
         cuda_close(cuda);
@@ -269,8 +247,8 @@ static rssm_status cuda_open(const rssm_backend_options *options, void **ctx, rs
 
 static rssm_status cuda_bind(void *ctx, const rssm_pool *pool, rssm_error *err)
 {
-    cuda_instance *cuda = ctx;
-    rssm_status status = enter(cuda, err);
+    rssm_cuda *cuda = ctx;
+    rssm_status status = rssm_cuda_enter(cuda, err);
     if (status)
         return status;
     int64_t bytes = pool->num_regions * (int64_t)sizeof(rssm_region);
@@ -280,7 +258,7 @@ static rssm_status cuda_bind(void *ctx, const rssm_pool *pool, rssm_error *err)
         result = cuda->driver.to_device(regions, pool->regions, (size_t)bytes, NULL);
     if (!result)
         result = cuda->driver.stream_sync(NULL);
-    status = leave(cuda, result, "binding the pool", err);
+    status = rssm_cuda_leave(cuda, result, "binding the pool", err);
     if (status) {
         cuda_free(cuda, (void *)regions, bytes);
         return status;
@@ -291,16 +269,16 @@ static rssm_status cuda_bind(void *ctx, const rssm_pool *pool, rssm_error *err)
     return RSSM_OK;
 }
 
-static rssm_status launch(cuda_instance *cuda, int kernel, const rssm_cuda_launch *how, const void *args, void *stream,
+rssm_status rssm_cuda_run(rssm_cuda *cuda, int kernel, const rssm_cuda_launch *how, const void *args, void *stream,
                           const char *what, rssm_error *err)
 {
-    rssm_status status = enter(cuda, err);
+    rssm_status status = rssm_cuda_enter(cuda, err);
     if (status)
         return status;
     void *parameters[] = {(void *)(uintptr_t)args};
     CUresult result = cuda->driver.launch(cuda->functions[kernel], how->grid[0], how->grid[1], how->grid[2],
                                           how->threads, 1, 1, how->smem, (CUstream)stream, parameters, NULL);
-    return leave(cuda, result, what, err);
+    return rssm_cuda_leave(cuda, result, what, err);
 }
 
 enum { RESET_BLOCKS = 4, MAX_GRID_YZ = 65535 };
@@ -312,7 +290,7 @@ static uint32_t at_most(int64_t count, uint32_t most)
 
 static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count, void *stream, rssm_error *err)
 {
-    cuda_instance *cuda = ctx;
+    rssm_cuda *cuda = ctx;
     const rssm_pool *pool = &cuda->pool;
     const rssm_cuda_reset args = {
         .regions = (const rssm_region *)cuda->regions,
@@ -330,7 +308,7 @@ static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count,
         .grid = {RESET_BLOCKS, at_most(args.count, MAX_GRID_YZ), at_most(args.num_regions, MAX_GRID_YZ)},
         .threads = 256,
     };
-    return launch(cuda, KERNEL_RESET, &how, &args, stream, "launching reset", err);
+    return rssm_cuda_run(cuda, RSSM_KERNEL_RESET, &how, &args, stream, "launching reset", err);
 }
 
 /* ---- a step ----------------------------------------------------------------------------------------------------- */
@@ -341,38 +319,39 @@ static rssm_status cuda_step_begin(void *ctx, const rssm_begin *begin, void *str
     bool ordered = begin->B >= RSSM_CUDA_ORDER_MIN && begin->B <= RSSM_CUDA_ORDER_MAX;
     uint32_t threads = ordered ? 1024 : 256;
     const rssm_cuda_launch how = {.grid = {ordered ? 1 : ((uint32_t)begin->B + 255) / 256, 1, 1}, .threads = threads};
-    return launch(ctx, ordered ? KERNEL_BEGIN_ORDERED : KERNEL_BEGIN, &how, begin, stream, "launching step_begin", err);
+    return rssm_cuda_run(ctx, ordered ? RSSM_KERNEL_BEGIN_ORDERED : RSSM_KERNEL_BEGIN, &how, begin, stream,
+                         "launching step_begin", err);
 }
 
 static rssm_status cuda_step(void *ctx, const rssm_step *step, void *stream, rssm_error *err)
 {
-    cuda_instance *cuda = ctx;
+    rssm_cuda *cuda = ctx;
     const rssm_cuda_launch how = rssm_cuda_choose(step, cuda->multiprocessors, cuda->shared_bytes);
-    int kernel = how.variant < 0 ? KERNEL_GENERAL : how.variant;
+    int kernel = how.variant < 0 ? RSSM_KERNEL_GENERAL : how.variant;
     if (!cuda->functions[kernel])
         return rssm_fail(err, RSSM_ERR_UNSUPPORTED,
                          "the kernel of this step needs %u bytes of shared memory; the device has %d per block",
                          how.smem, cuda->shared_bytes);
-    return launch(cuda, kernel, &how, step, stream, "launching the step", err);
+    return rssm_cuda_run(cuda, kernel, &how, step, stream, "launching the step", err);
 }
 
 /* ---- faults and deep checks ------------------------------------------------------------------------------------- */
 
 static uint32_t *cuda_fault_word(void *ctx)
 {
-    return (uint32_t *)((cuda_instance *)ctx)->fault;
+    return (uint32_t *)((rssm_cuda *)ctx)->fault;
 }
 
 static rssm_status cuda_to_host(void *ctx, void *dst, const void *src, int64_t bytes, void *stream, rssm_error *err)
 {
-    cuda_instance *cuda = ctx;
-    rssm_status status = enter(cuda, err);
+    rssm_cuda *cuda = ctx;
+    rssm_status status = rssm_cuda_enter(cuda, err);
     if (status)
         return status;
     CUresult result = cuda->driver.to_host(dst, (CUdeviceptr)src, (size_t)bytes, (CUstream)stream);
     if (!result)
         result = cuda->driver.stream_sync((CUstream)stream);
-    return leave(cuda, result, "reading device memory", err);
+    return rssm_cuda_leave(cuda, result, "reading device memory", err);
 }
 
 static rssm_status cuda_fault_read(void *ctx, void *stream, uint32_t *word, rssm_error *err)
@@ -382,11 +361,11 @@ static rssm_status cuda_fault_read(void *ctx, void *stream, uint32_t *word, rssm
 
 static rssm_status cuda_fault_clear(void *ctx, void *stream, rssm_error *err)
 {
-    cuda_instance *cuda = ctx;
-    rssm_status status = enter(cuda, err);
+    rssm_cuda *cuda = ctx;
+    rssm_status status = rssm_cuda_enter(cuda, err);
     return status ? status
-                  : leave(cuda, cuda->driver.memset8(cuda->fault, 0, sizeof(uint32_t), (CUstream)stream),
-                          "clearing the fault word", err);
+                  : rssm_cuda_leave(cuda, cuda->driver.memset8(cuda->fault, 0, sizeof(uint32_t), (CUstream)stream),
+                                    "clearing the fault word", err);
 }
 
 static const char *cuda_level(const void *ctx)

@@ -250,24 +250,35 @@ FIELD(rssm_fault_api, struct_size, 0);
 FIELD(rssm_fault_api, read, 8);
 FIELD(rssm_fault_api, clear, 16);
 
-SIZE(rssm_state_args, 56);
+SIZE(rssm_state_args, 72);
 FIELD(rssm_state_args, struct_size, 0);
 FIELD(rssm_state_args, slots, 8);
 FIELD(rssm_state_args, states, 16);
 FIELD(rssm_state_args, conv, 24);
-FIELD(rssm_state_args, num_layers, 32);
-FIELD(rssm_state_args, order, 36);
-FIELD(rssm_state_args, stream, 40);
-FIELD(rssm_state_args, flags, 48);
-FIELD(rssm_state_args, reserved_, 52);
+FIELD(rssm_state_args, A_log, 32);
+FIELD(rssm_state_args, A, 40);
+FIELD(rssm_state_args, num_layers, 48);
+FIELD(rssm_state_args, order, 52);
+FIELD(rssm_state_args, flags, 56);
+FIELD(rssm_state_args, reserved_, 60);
+FIELD(rssm_state_args, stream, 64);
+
+SIZE(rssm_flush_args, 48);
+FIELD(rssm_flush_args, struct_size, 0);
+FIELD(rssm_flush_args, slots, 8);
+FIELD(rssm_flush_args, A_log, 16);
+FIELD(rssm_flush_args, A, 24);
+FIELD(rssm_flush_args, num_layers, 32);
+FIELD(rssm_flush_args, flags, 36);
+FIELD(rssm_flush_args, stream, 40);
 
 SIZE(rssm_copy_args, 40);
 FIELD(rssm_copy_args, struct_size, 0);
 FIELD(rssm_copy_args, src, 8);
 FIELD(rssm_copy_args, dst, 16);
-FIELD(rssm_copy_args, stream, 24);
-FIELD(rssm_copy_args, flags, 32);
-FIELD(rssm_copy_args, reserved_, 36);
+FIELD(rssm_copy_args, flags, 24);
+FIELD(rssm_copy_args, reserved_, 28);
+FIELD(rssm_copy_args, stream, 32);
 
 SIZE(rssm_slots_api, 88);
 FIELD(rssm_slots_api, struct_size, 0);
@@ -339,6 +350,8 @@ VALUE(RSSM_ERR_STREAM_DATA, 21);
 VALUE(RSSM_ERR_CUDA, 22);
 VALUE(RSSM_ERR_DEVICE_LOST, 23);
 VALUE(RSSM_ERR_INTERNAL, 24);
+VALUE(RSSM_ERR_NO_SLOT, 25);
+VALUE(RSSM_ERR_HANDLE, 26);
 VALUE(RSSM_FAMILY_NONE, 0);
 VALUE(RSSM_FAMILY_KDA, 1);
 VALUE(RSSM_FAMILY_GDN, 2);
@@ -422,6 +435,8 @@ VALUE(RSSM_FAULT_ACCEPTED, 2);
 VALUE(RSSM_FAULT_OUTPUT, 4);
 VALUE(RSSM_FAULT_STATE, 8);
 VALUE(RSSM_FAULT_RING, 16);
+VALUE(RSSM_FAULT_SLOTS, 32);
+VALUE(RSSM_FAULT_SEQLENS, 64);
 
 /* rssm_slots.h */
 VALUE(RSSM_STATE_VK, 0);

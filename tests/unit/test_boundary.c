@@ -465,7 +465,7 @@ static rssm_status err_fault_clear(life *l, rssm_error *err)
 }
 static rssm_status err_slots_flush(life *l, rssm_error *err)
 {
-    return ((const rssm_slots_api *)h_api()->get_extension(RSSM_EXT_SLOTS))->flush(l->plugin, NULL, NULL, err);
+    return ((const rssm_slots_api *)h_api()->get_extension(RSSM_EXT_SLOTS))->flush(l->plugin, NULL, err);
 }
 
 static const err_call err_calls[] = {
@@ -940,7 +940,7 @@ START_TEST(test_drafts)
         REFUSED(slots->import_state(p, NULL, e), RSSM_ERR_UNSUPPORTED, RSSM_EXT_SLOTS);
         REFUSED(slots->export_state(p, NULL, e), RSSM_ERR_UNSUPPORTED, RSSM_EXT_SLOTS);
         REFUSED(slots->copy(p, NULL, e), RSSM_ERR_UNSUPPORTED, RSSM_EXT_SLOTS);
-        REFUSED(slots->flush(p, &l.slots.t, NULL, e), RSSM_ERR_UNSUPPORTED, RSSM_EXT_SLOTS);
+        REFUSED(slots->flush(p, NULL, e), RSSM_ERR_UNSUPPORTED, RSSM_EXT_SLOTS);
         REFUSED(slots->saved_bytes(p, &number, e), RSSM_ERR_UNSUPPORTED, RSSM_EXT_SLOTS);
         REFUSED(slots->save(p, 0, buffer, sizeof(buffer), &number, NULL, e), RSSM_ERR_UNSUPPORTED, RSSM_EXT_SLOTS);
         REFUSED(slots->load(p, 0, buffer, sizeof(buffer), NULL, e), RSSM_ERR_UNSUPPORTED, RSSM_EXT_SLOTS);
