@@ -63,18 +63,24 @@ model_runs() { # config
         "run-$1-bf16-state $run --state bfloat16 --ring 16" "run-$1-trajectory $run --io float32 --oracle trajectory"
 }
 
-# One of test_decode's parts.
-decode_part() { CK_RUN_CASE=$1 one "decode-${1// /-}" "$build/tests/test_decode"; }
+# Some of test_decode's tests, after each other.
+decode_part() { # test...
+    local name
+    for name in "$@"; do CK_RUN_CASE=$name one "decode-$name" "$build/tests/test_decode"; done
+}
 
 part_test() {
-    local workers=$(($(nproc) > 12 ? 8 : 2)) i config name
+    local workers=$(($(nproc) > 12 ? 8 : 2)) i config
     {
         one large "$build/tests/test_gpu" --only large
-        decode_part "same bits" # 77 GB: not beside the other one
+        decode_part b43_offsets_beyond_31_bits # 77 GB: not beside the other one
     } &
-    for name in "bar S" sizes memory "long runs"; do
-        decode_part "$name" &
-    done
+    decode_part bar_S_of_every_dtype &
+    decode_part bar_S_of_real_sizes L_1_is_the_plain_recurrence L_1_without_a_ring_refuses_records bar_D &
+    decode_part forms_give_the_same_bits threads_give_the_same_bits bar_T &
+    decode_part b31_padding_rows b46_an_append_overwrites_no_live_row b56_forced_flush_at_write_pos_3 \
+        b49_reset_after_a_tenant_of_nan duplicate_slots_harm_nobody_else b15_saturation_and_the_fault_word \
+        the_state_does_not_depend_on_when_it_is_flushed b70_flushes_are_counted &
     in_turn "streams $build/tests/test_gpu --only streams" "formulas $build/tests/test_formulas" \
         "cursor $build/tests/test_cursor" &
     for ((i = 0; i < workers; i++)); do

@@ -30,7 +30,11 @@
 
 /* ---- engines: the code that computes ---------------------------------------------------------------------------- */
 
-enum { DC_NUM_ENGINES = 5 }; /* reference, scalar, avx2, avx512, neon: for tcase_add_loop_test */
+#ifdef RSSM_CONFORM
+enum { DC_NUM_ENGINES = 1 }; /* the plugin's choice */
+#else
+enum { DC_NUM_ENGINES = 5 }; /* reference, scalar, avx2, avx512, neon: the count of a loop test */
+#endif
 
 const char *dc_engine_name(int engine);
 bool dc_engine_available(int engine); /* on this machine and in this build */

@@ -620,12 +620,3 @@ rssm_error h_error(void)
     err.struct_size = sizeof(err);
     return err;
 }
-
-int h_run(Suite *suite)
-{
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
-}

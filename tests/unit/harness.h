@@ -134,7 +134,31 @@ double h_uniform(uint64_t *state, double low, double high);
 
 rssm_error h_error(void); /* struct_size set, garbage elsewhere: a call must overwrite it */
 
-/* Runs a Check suite; what main returns. */
-int h_run(Suite *suite);
+/* ---- listing ----------------------------------------------------------------------------------------------------- */
+
+/* A test program lists its tests with a function; main runs them all under Check (harness_check.c). The judge of
+ * tests/conform compiles the same files with RSSM_CONFORM, without their main, and runs the same tests one by one. */
+typedef struct h_suite h_suite;
+
+enum { H_TIMEOUT = 60 };
+
+/* test(_i) for _i in 0 .. count - 1. */
+typedef struct h_tests {
+    const char *name;
+    const TTest *test;
+    int count;
+    int timeout;           /* seconds for one of them [H_TIMEOUT] */
+    const char *extension; /* id that they need, or NULL */
+    bool ours;             /* of this plugin alone: nothing that the ABI promises */
+} h_tests;
+
+void h_add(h_suite *suite, const h_tests *tests);
+
+/* What main returns. load: the plugin is loaded once, before all forks. */
+int h_main(const char *name, void (*list)(h_suite *suite), bool load);
+int h_run(Suite *suite); /* a ready suite */
+
+/* The rest of this test has no meaning for this plugin or machine: return after it. */
+void h_skip(const char *why);
 
 #endif

@@ -570,11 +570,10 @@ START_TEST(write_pos_alone)
 }
 END_TEST
 
-static Suite *suite(void)
+void cursor_tests(h_suite *suite);
+
+void cursor_tests(h_suite *suite)
 {
-    Suite *s = suite_create("cursor");
-    TCase *t = tcase_create("cursor");
-    tcase_set_timeout(t, 120);
     static const TTest *const *const tests[] = {&rows_and_cursors_over_windows,
                                                 &forced_flush_at_any_count,
                                                 &a_full_ring_flushes,
@@ -589,12 +588,12 @@ static Suite *suite(void)
                                                 &write_pos_equals_rows_bit_for_bit,
                                                 &write_pos_alone};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
-        tcase_add_loop_test(t, *tests[i], 0, DC_NUM_ENGINES);
-    suite_add_tcase(s, t);
-    return s;
+        h_add(suite, &(h_tests){.name = (*tests[i])->name, .test = *tests[i], .count = DC_NUM_ENGINES, .timeout = 120});
 }
 
+#ifndef RSSM_CONFORM
 int main(void)
 {
-    return h_run(suite());
+    return h_main("cursor", cursor_tests, true);
 }
+#endif

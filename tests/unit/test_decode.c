@@ -902,18 +902,17 @@ START_TEST(b70_flushes_are_counted)
 }
 END_TEST
 
-static void add(Suite *s, const char *name, const TTest *const *const *tests, size_t count)
+void decode_tests(h_suite *suite);
+
+static void add(h_suite *suite, const TTest *const *const *tests, size_t count)
 {
-    TCase *t = tcase_create(name);
-    tcase_set_timeout(t, 240);
     for (size_t i = 0; i < count; i++)
-        tcase_add_loop_test(t, *tests[i], 0, DC_NUM_ENGINES);
-    suite_add_tcase(s, t);
+        h_add(suite, &(h_tests){.name = (*tests[i])->name, .test = *tests[i], .count = DC_NUM_ENGINES, .timeout = 240});
 }
 
-#define ADD(name, tests) add(s, name, tests, sizeof(tests) / sizeof((tests)[0]))
+#define ADD(tests) add(suite, tests, sizeof(tests) / sizeof((tests)[0]))
 
-static Suite *suite(void)
+void decode_tests(h_suite *suite)
 {
     static const TTest *const *const sizes[] = {&bar_S_of_real_sizes, &L_1_is_the_plain_recurrence,
                                                 &L_1_without_a_ring_refuses_records};
@@ -928,19 +927,19 @@ static Suite *suite(void)
                                                  &b15_saturation_and_the_fault_word,
                                                  &the_state_does_not_depend_on_when_it_is_flushed,
                                                  &b70_flushes_are_counted};
-    Suite *s = suite_create("decode");
-    TCase *t = tcase_create("bar S");
-    tcase_set_timeout(t, 240);
-    tcase_add_loop_test(t, bar_S_of_every_dtype, 0, DC_NUM_ENGINES * NUM_RING_LENGTHS);
-    suite_add_tcase(s, t);
-    ADD("sizes", sizes);
-    ADD("memory", memory);
-    ADD("same bits", same_bits);
-    ADD("long runs", long_runs);
-    return s;
+    h_add(suite, &(h_tests){.name = "bar_S_of_every_dtype",
+                            .test = bar_S_of_every_dtype,
+                            .count = DC_NUM_ENGINES * NUM_RING_LENGTHS,
+                            .timeout = 240});
+    ADD(sizes);
+    ADD(memory);
+    ADD(same_bits);
+    ADD(long_runs);
 }
 
+#ifndef RSSM_CONFORM
 int main(void)
 {
-    return h_run(suite());
+    return h_main("decode", decode_tests, true);
 }
+#endif

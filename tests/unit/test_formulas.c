@@ -644,11 +644,10 @@ START_TEST(model_options_against_the_recurrence)
 }
 END_TEST
 
-static Suite *suite(void)
+void formulas_tests(h_suite *suite);
+
+void formulas_tests(h_suite *suite)
 {
-    Suite *s = suite_create("formulas");
-    TCase *t = tcase_create("formulas");
-    tcase_set_timeout(t, 60);
     static const TTest *const *const tests[] = {&b01_beta_is_not_rounded,
                                                 &beta_extremes,
                                                 &negative_eigenvalues_double_beta,
@@ -672,12 +671,12 @@ static Suite *suite(void)
                                                 &weights_and_gates_in_every_dtype,
                                                 &model_options_against_the_recurrence};
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
-        tcase_add_loop_test(t, *tests[i], 0, DC_NUM_ENGINES);
-    suite_add_tcase(s, t);
-    return s;
+        h_add(suite, &(h_tests){.name = (*tests[i])->name, .test = *tests[i], .count = DC_NUM_ENGINES, .timeout = 60});
 }
 
+#ifndef RSSM_CONFORM
 int main(void)
 {
-    return h_run(suite());
+    return h_main("formulas", formulas_tests, true);
 }
+#endif
