@@ -1,4 +1,4 @@
-"""Tables and plots of docs/performance.md from the JSON in docs/data (replayssm-bench --json).
+"""Tables and plots of docs/performance.md from the JSON in docs/data (replayssm-bench --json); the CUDA part is plots_gpu.py.
 
 usage: python3 docs/plots.py        needs Matplotlib
 
@@ -14,6 +14,8 @@ import matplotlib
 matplotlib.use("Agg")
 matplotlib.rcParams["svg.hashsalt"] = "replayssm"  # the same figures give the same file
 import matplotlib.pyplot as plt
+
+import plots_gpu
 
 DOCS = pathlib.Path(__file__).resolve().parent
 DATA = DOCS / "data"
@@ -126,6 +128,7 @@ def plot_bar():
     ax.set_ylim(0, 100)
     ax.legend(loc="lower right", fontsize=8)
     ax.set_title("CPU steps against the memory, fp32 state", fontsize=10)
+    fig.tight_layout()
     save(fig, "cpu-bar.svg")
 
 
@@ -147,11 +150,11 @@ def plot_sweep():
         ax.set_title(f"{family}: step at L / read-and-write step", fontsize=10)
         ax.set_ylim(0, 1.4)
     axes[0].legend(fontsize=7, loc="lower left")
+    fig.tight_layout()
     save(fig, "cpu-cost-model.svg")
 
 
 def save(fig, name):
-    fig.tight_layout()
     fig.savefig(DOCS / name, metadata={"Date": None})
     plt.close(fig)
 
@@ -159,13 +162,16 @@ def save(fig, name):
 def main():
     page = DOCS / "performance.md"
     text = page.read_text()
-    for name, make in {"bar": bar_table, "together": together_table, "batches": batch_table, "sweep": sweep_table}.items():
+    made = {"bar": bar_table(), "together": together_table(), "batches": batch_table(), "sweep": sweep_table()}
+    for name, new in {**made, **plots_gpu.tables(DATA)}.items():
         pattern = re.compile(rf"(<!-- table {name} -->\n).*?(<!-- end -->)", re.S)
-        text, replaced = pattern.subn(lambda m: m[1] + make() + "\n" + m[2], text)
+        text, replaced = pattern.subn(lambda m: m[1] + new + "\n" + m[2], text)
         assert replaced == 1, f"performance.md has no place for table {name}"
     page.write_text(text)
     plot_bar()
     plot_sweep()
+    for name, fig in plots_gpu.plots(DATA).items():
+        save(fig, name)
 
 
 main()

@@ -1,16 +1,10 @@
-/* Device memory and copies on a GPU, by the driver API that every machine with a driver has in libcuda.so.1: no toolkit
- * is needed to build or run this. The few declarations below are the public ones of cuda.h. */
-#include "device.h"
+/* Device memory and copies on a GPU, and the way to the rest of the driver. */
+#include "cuda_host.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef int cu_result;                 /* CUresult    */
-typedef int cu_device;                 /* CUdevice    */
-typedef struct cu_context *cu_context; /* CUcontext   */
-typedef unsigned long long cu_pointer; /* CUdeviceptr */
 
 typedef struct driver {
     void *library;
@@ -30,22 +24,19 @@ typedef struct driver {
     cu_result (*error_name)(cu_result error, const char **name);
 } driver;
 
-static const struct {
-    const char *name;
-    size_t place;
-} symbols[] = {
-    {"cuInit", offsetof(driver, init)},
-    {"cuDeviceGet", offsetof(driver, device_get)},
-    {"cuDevicePrimaryCtxRetain", offsetof(driver, context_retain)},
-    {"cuDevicePrimaryCtxRelease_v2", offsetof(driver, context_release)},
-    {"cuCtxSetCurrent", offsetof(driver, context_set)},
-    {"cuCtxSynchronize", offsetof(driver, synchronize)},
-    {"cuMemAlloc_v2", offsetof(driver, alloc)},
-    {"cuMemFree_v2", offsetof(driver, release)},
-    {"cuMemsetD8_v2", offsetof(driver, set_zero)},
-    {"cuMemcpyHtoD_v2", offsetof(driver, to_device)},
-    {"cuMemcpyDtoH_v2", offsetof(driver, to_host)},
-    {"cuGetErrorName", offsetof(driver, error_name)},
+static const cuda_entry entries[] = {
+    {"cuInit", offsetof(driver, init), 0},
+    {"cuDeviceGet", offsetof(driver, device_get), 0},
+    {"cuDevicePrimaryCtxRetain", offsetof(driver, context_retain), 0},
+    {"cuDevicePrimaryCtxRelease_v2", offsetof(driver, context_release), 0},
+    {"cuCtxSetCurrent", offsetof(driver, context_set), 0},
+    {"cuCtxSynchronize", offsetof(driver, synchronize), 0},
+    {"cuMemAlloc_v2", offsetof(driver, alloc), 0},
+    {"cuMemFree_v2", offsetof(driver, release), 0},
+    {"cuMemsetD8_v2", offsetof(driver, set_zero), 0},
+    {"cuMemcpyHtoD_v2", offsetof(driver, to_device), 0},
+    {"cuMemcpyDtoH_v2", offsetof(driver, to_host), 0},
+    {"cuGetErrorName", offsetof(driver, error_name), 0},
 };
 
 static cu_pointer address(const void *ptr)
@@ -105,17 +96,36 @@ static void gpu_close(device *dev)
     free(d);
 }
 
-static int load_symbols(driver *d, const char **missing)
+static const char *load(void *library, const cuda_entry *list, size_t count, void *table)
 {
-    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
-        void *symbol = dlsym(d->library, symbols[i].name);
-        if (symbol == NULL) {
-            *missing = symbols[i].name;
-            return -1;
-        }
-        memcpy((char *)d + symbols[i].place, &symbol, sizeof symbol);
+    for (size_t i = 0; i < count; i++) {
+        void *symbol = dlsym(library, list[i].name);
+        if (symbol == NULL && !list[i].optional)
+            return list[i].name;
+        memcpy((char *)table + list[i].place, &symbol, sizeof symbol);
     }
-    return 0;
+    return NULL;
+}
+
+const char *cuda_entries(const device *dev, const cuda_entry *list, size_t count, void *table)
+{
+    const driver *d = dev->state;
+    return load(d->library, list, count, table);
+}
+
+cu_device cuda_ordinal(const device *dev)
+{
+    return ((const driver *)dev->state)->ordinal;
+}
+
+int cuda_check(const device *dev, const host *h, cu_result result, const char *what)
+{
+    const driver *d = dev->state;
+    const char *name = NULL;
+    if (result == 0)
+        return EXIT_OK;
+    d->error_name(result, &name);
+    return host_refuse(h, "%s: %s", what, name != NULL ? name : "an unknown CUDA error");
 }
 
 static int refuse(device *dev, const host *h, cu_result error, const char *what)
@@ -141,11 +151,11 @@ int cuda_device_open(device *dev, const host *h)
                     .sync = gpu_sync,
                     .close = gpu_close};
 
-    const char *missing = NULL;
     d->library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (d->library == NULL)
         return refuse(dev, h, 0, "this machine has no NVIDIA driver (libcuda.so.1)");
-    if (load_symbols(d, &missing) != 0)
+    const char *missing = load(d->library, entries, sizeof entries / sizeof entries[0], d);
+    if (missing != NULL)
         return refuse(dev, h, 0, missing);
     cu_result error = d->init(0);
     if (error == 0)

@@ -23,6 +23,10 @@ typedef enum rssm_sym {
     RSSM_SYM_CURSOR, /* 4 */
     RSSM_SYM_ROW,    /* 8 */
     RSSM_SYM_N,      /* free: entries of a slot list */
+    RSSM_SYM_T,      /* rows of inputs and outputs: B, or the tokens of all windows */
+    RSSM_SYM_B1,     /* B + 1 */
+    RSSM_SYM_W,      /* width w of the convolution */
+    RSSM_SYM_PAST,   /* w - 1: inputs that its next output needs */
     RSSM_SYM_COUNT
 } rssm_sym;
 
@@ -44,9 +48,9 @@ enum {
 
 /* What a role is in a call; decides stride and alignment rules and who writes it. */
 typedef enum rssm_place {
-    RSSM_PLACE_INPUT,  /* [B, ...] read: compact inner dims, any row stride, element alignment */
+    RSSM_PLACE_INPUT,  /* [T, ...] read: compact inner dims, any row stride, element alignment */
     RSSM_PLACE_WEIGHT, /* read: compact                                                        */
-    RSSM_PLACE_OUTPUT, /* [B, ...] written: as INPUT, rows may not overlap                     */
+    RSSM_PLACE_OUTPUT, /* [T, ...] written: as INPUT, rows may not overlap                     */
     RSSM_PLACE_STATE,  /* pool [S, ...]: compact inner dims, any slot stride, 16-byte alignment*/
     RSSM_PLACE_RING,   /* pool, as STATE                                                       */
     RSSM_PLACE_CONV,   /* pool, as STATE                                                       */
@@ -54,7 +58,17 @@ typedef enum rssm_place {
     RSSM_PLACE_INDEX   /* small integer array, any stride                                      */
 } rssm_place;
 
-/* Whether a call must have it. */
+/* The calls that take tensors by role, as a set. */
+typedef enum rssm_call {
+    RSSM_CALL_DECODE = 1 << 0,
+    RSSM_CALL_VERIFY = 1 << 1,
+    RSSM_CALL_CONV = 1 << 2,       /* the convolution of a plain step */
+    RSSM_CALL_CONV_VERIFY = 1 << 3 /* of windows                      */
+} rssm_call;
+
+enum { RSSM_NUM_CALLS = 4 };
+
+/* Whether a call that takes it must have it. */
 typedef enum rssm_need {
     RSSM_NEED_ALWAYS,
     RSSM_NEED_OPTIONAL,
@@ -65,17 +79,17 @@ typedef enum rssm_need {
     RSSM_NEED_HOST_POS, /* ... write_pos                           */
     RSSM_NEED_WITH_POS, /* optional, and only beside write_pos     */
     RSSM_NEED_A_LOG,    /* KDA, GDN: optional with a lower bound; Mamba-2: or A */
-    RSSM_NEED_A_DECAY,
-    RSSM_NEED_NEVER /* not a tensor of decode (pool storage, other calls)   */
+    RSSM_NEED_A_DECAY
 } rssm_need;
 
-enum { RSSM_SPEC_MAX_DIMS = 4 };
+enum { RSSM_SPEC_MAX_DIMS = 4, RSSM_MAX_CALL_ROLES = 24 };
 
 typedef struct rssm_role_spec {
     int32_t role;
-    uint8_t place;                             /* rssm_place */
-    uint8_t need;                              /* rssm_need, of decode */
-    uint8_t kinds;                             /* RSSM_KIND_* */
+    uint8_t place; /* rssm_place */
+    uint8_t calls; /* set of rssm_call that take it; elsewhere it is refused, or (pool) not used */
+    uint8_t need;  /* rssm_need, in these calls */
+    uint8_t kinds; /* RSSM_KIND_* */
     uint8_t shape[RSSM_SPEC_MAX_DIMS + 1];     /* rssm_sym, RSSM_SYM_END-terminated     */
     uint8_t alt_shape[RSSM_SPEC_MAX_DIMS + 1]; /* a second accepted shape, or all zero  */
 } rssm_role_spec;
@@ -87,6 +101,16 @@ typedef struct rssm_family_spec {
     const rssm_role_spec *roles;
     int32_t num_roles;
 } rssm_family_spec;
+
+/* The lines of the table that one call takes, in its order. Where rows have one token each, T is called B. */
+typedef struct rssm_call_table {
+    rssm_role_spec roles[RSSM_MAX_CALL_ROLES];
+    int32_t num_roles;
+    int32_t pad_;
+    uint64_t accepted; /* bit of each role that may be given: these, and what pool_tensors gives */
+} rssm_call_table;
+
+void rssm_call_table_make(rssm_call_table *table, const rssm_family_spec *family, rssm_call call);
 
 const rssm_family_spec *rssm_family(int32_t family);                                  /* NULL if unknown */
 const rssm_role_spec *rssm_family_role(const rssm_family_spec *family, int32_t role); /* NULL if it has none */

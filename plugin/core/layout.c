@@ -135,14 +135,15 @@ static rssm_cost make_cost(rssm_rank *rank)
     rank->dims.of[RSSM_SYM_R] = 1;
     for (int32_t i = 0; i < rank->family->num_roles; i++) {
         const rssm_role_spec *spec = &rank->family->roles[i];
+        bool in_step = spec->calls & RSSM_CALL_DECODE;
         if (spec->place == RSSM_PLACE_STATE) {
             cost.state_bytes += inner_bytes(rank, spec);
             cost.state_element_bytes = kind_bytes(rank, spec->kinds);
         } else if (spec->place == RSSM_PLACE_RING)
             cost.row_bytes += inner_bytes(rank, spec);
-        else if ((spec->place == RSSM_PLACE_INPUT && spec->need != RSSM_NEED_APART &&
-                  spec->need != RSSM_NEED_OPTIONAL) ||
-                 spec->place == RSSM_PLACE_OUTPUT)
+        else if (in_step && ((spec->place == RSSM_PLACE_INPUT && spec->need != RSSM_NEED_APART &&
+                              spec->need != RSSM_NEED_OPTIONAL) ||
+                             spec->place == RSSM_PLACE_OUTPUT))
             cost.io_bytes += inner_bytes(rank, spec);
     }
     return cost;
@@ -185,7 +186,7 @@ static uint64_t fnv1a(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-static uint64_t hash_layers(const rssm_rank *rank)
+uint64_t rssm_layers_hash(const rssm_rank *rank)
 {
     uint64_t hash = 0xCBF29CE484222325u;
     for (int32_t i = 0; i < rank->num_linear; i++) {
@@ -215,7 +216,7 @@ static rssm_status make_hash(rssm_rank *rank, rssm_arena *arena, const rssm_mode
         RSSM_LAYOUT_VERSION, rank->family->name, rank->tp_size, rank->H, rank->HV, m->H, m->HV, rank->K, rank->V,
         rank->conv_channels, rank->conv_len, rank->L, rank->R, rssm_dtype_name(rank->io_dtype),
         rssm_dtype_name(rank->state_dtype), rssm_dtype_name(rank->ring_dtype), rank->num_linear,
-        (unsigned long long)hash_layers(rank), m->qk_norm, m->has_lower_bound, bits(m->lower_bound),
+        (unsigned long long)rssm_layers_hash(rank), m->qk_norm, m->has_lower_bound, bits(m->lower_bound),
         bits(m->beta_scale), bits(m->dt_min), bits(m->dt_max));
     if (!rank->hash_text)
         return rssm_out_of_memory(err);
@@ -225,10 +226,10 @@ static rssm_status make_hash(rssm_rank *rank, rssm_arena *arena, const rssm_mode
 
 /* ---- one rank --------------------------------------------------------------------------------------------------- */
 
-static void set_dims(rssm_rank *rank)
+static void set_dims(rssm_rank *rank, const rssm_model *m)
 {
     int64_t *of = rank->dims.of;
-    of[RSSM_SYM_B] = of[RSSM_SYM_S] = of[RSSM_SYM_N] = -1;
+    of[RSSM_SYM_B] = of[RSSM_SYM_S] = of[RSSM_SYM_N] = of[RSSM_SYM_T] = of[RSSM_SYM_B1] = -1;
     of[RSSM_SYM_H] = rank->H;
     of[RSSM_SYM_HV] = rank->HV;
     of[RSSM_SYM_K] = rank->K;
@@ -238,6 +239,8 @@ static void set_dims(rssm_rank *rank)
     of[RSSM_SYM_HVxK] = (int64_t)rank->HV * rank->K;
     of[RSSM_SYM_PACKED] = 2 * of[RSSM_SYM_HxK] + of[RSSM_SYM_HVxV];
     of[RSSM_SYM_CONV] = rank->conv_len;
+    of[RSSM_SYM_W] = m->conv_kernel;
+    of[RSSM_SYM_PAST] = m->conv_kernel > 0 ? m->conv_kernel - 1 : 0;
     of[RSSM_SYM_CURSOR] = RSSM_CURSOR_WIDTH;
     of[RSSM_SYM_ROW] = RSSM_ROW_WIDTH;
 }
@@ -275,7 +278,7 @@ rssm_status rssm_rank_resolve(rssm_rank *rank, rssm_arena *arena, const rssm_mod
         status = pick_conv(rank, model, args, err);
     if (status)
         return status;
-    set_dims(rank);
+    set_dims(rank, model);
     status = pick_ring(rank, arena, args, err);
     return status ? status : make_hash(rank, arena, model, err);
 }

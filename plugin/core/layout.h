@@ -27,6 +27,8 @@ typedef struct rssm_rank {
 rssm_status rssm_rank_resolve(rssm_rank *rank, rssm_arena *arena, const rssm_model *model, const rssm_init_args *args,
                               rssm_error *err);
 
+uint64_t rssm_layers_hash(const rssm_rank *rank); /* of the model layer numbers */
+
 /* Fills *layout and its tensor array for the slots or the budget of args. workspace_bytes comes from the backend. */
 rssm_status rssm_layout_make(rssm_layout *layout, rssm_tensor_info *tensors, rssm_arena *arena, const rssm_rank *rank,
                              const rssm_init_args *args, int64_t workspace_bytes, rssm_error *err);

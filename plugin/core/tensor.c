@@ -380,7 +380,7 @@ static rssm_status check_strides(const rssm_role_spec *spec, const DLTensor *t, 
     return RSSM_OK;
 }
 
-static rssm_status check_address(const rssm_plugin *p, const rssm_role_spec *spec, const DLTensor *t, rssm_error *err)
+static rssm_status check_address(const rssm_role_spec *spec, const DLTensor *t, rssm_error *err)
 {
     const char *name = rssm_role_name(spec->role);
     rssm_where where = {.role = spec->role, .dim = -1};
@@ -406,15 +406,13 @@ static rssm_status check_address(const rssm_plugin *p, const rssm_role_spec *spe
         return rssm_fail_at(err, RSSM_ERR_ALIGNMENT, where,
                             "`%s` must be %d-byte aligned (%s); data + byte_offset = %p", name, (int)align,
                             pool ? "a pool tensor" : "its element size", (void *)address);
-    (void)p;
     return RSSM_OK;
 }
 
 rssm_status rssm_check_tensor(const rssm_plugin *p, const rssm_role_spec *spec, const DLTensor *t, rssm_dims_of *dims,
                               rssm_error *err)
 {
-    rssm_dims_of bound = *dims;
-    rssm_status status = check_shape(p, spec, t, &bound, err);
+    rssm_status status = check_shape(p, spec, t, dims, err);
     if (!status)
         status = check_dtype(p, spec, t, err);
     if (!status)
@@ -422,9 +420,7 @@ rssm_status rssm_check_tensor(const rssm_plugin *p, const rssm_role_spec *spec, 
     if (!status)
         status = check_strides(spec, t, err);
     if (!status)
-        status = check_address(p, spec, t, err);
-    if (!status)
-        *dims = bound;
+        status = check_address(spec, t, err);
     return status;
 }
 
@@ -434,6 +430,13 @@ rssm_status rssm_check_list(const rssm_plugin *p, int32_t role, rssm_sym length,
     const rssm_role_spec spec = {
         .role = role, .place = RSSM_PLACE_INDEX, .kinds = RSSM_KIND_I32 | RSSM_KIND_I64, .shape = {(uint8_t)length}};
     return rssm_check_tensor(p, &spec, t, dims, err);
+}
+
+rssm_span rssm_tensor_span(const DLTensor *t)
+{
+    int64_t bytes = rssm_tensor_bytes(t);
+    uintptr_t first = (uintptr_t)rssm_tensor_data(t);
+    return bytes > 0 ? (rssm_span){first, first + (uintptr_t)bytes} : (rssm_span){0, 0};
 }
 
 /* ---- overlap ---------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,8 @@
 
 #include "core/plugin.h"
 
-/* One tensor against its line of the table. Symbols of *dims that are -1 are bound by it. */
+/* One tensor against its line of the table. Symbols of *dims that are -1 are bound by it; after a failure *dims is of no
+ * further use. */
 rssm_status rssm_check_tensor(const rssm_plugin *plugin, const rssm_role_spec *spec, const DLTensor *tensor,
                               rssm_dims_of *dims, rssm_error *err);
 
@@ -15,6 +16,12 @@ rssm_status rssm_check_list(const rssm_plugin *plugin, int32_t role, rssm_sym le
 
 /* Do two tensors share a byte? Exact, for inner dims that are compact and any strides of the first dim. */
 bool rssm_tensors_overlap(const DLTensor *a, const DLTensor *b);
+
+/* The addresses that a valid tensor spans, gaps included; empty: first == end == 0. */
+typedef struct rssm_span {
+    uintptr_t first, end;
+} rssm_span;
+rssm_span rssm_tensor_span(const DLTensor *tensor);
 
 /* Where the first element is. */
 void *rssm_tensor_data(const DLTensor *tensor);

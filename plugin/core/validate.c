@@ -6,17 +6,24 @@
 #include "core/deep.h"
 #include "core/error.h"
 
-static rssm_status missing(int32_t role, const char *why, rssm_error *err)
+rssm_status rssm_missing(int32_t role, const char *why, rssm_error *err)
 {
     return rssm_fail_at(err, RSSM_ERR_MISSING, (rssm_where){.role = role, .dim = -1}, "`%s` is missing%s",
                         rssm_role_name(role), why);
 }
 
-static rssm_status check_flags(uint32_t flags, uint32_t known, rssm_error *err)
+rssm_status rssm_check_flags(uint32_t flags, uint32_t known, rssm_error *err)
 {
     if (flags & ~known)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "unknown flag 0x%x", flags & ~known);
     return RSSM_OK;
+}
+
+/* What a later minor may give a meaning to. */
+rssm_status rssm_check_reserved(uint64_t reserved, rssm_error *err)
+{
+    return reserved ? rssm_fail(err, RSSM_ERR_ARGUMENT, "a reserved field is %llu, not 0", (unsigned long long)reserved)
+                    : RSSM_OK;
 }
 
 /* decode takes both flags; together they contradict. */
@@ -25,11 +32,29 @@ static rssm_status check_decode_flags(uint32_t flags, rssm_error *err)
     const uint32_t both = RSSM_SKIP_VALIDATE | RSSM_CHECK_DEEP;
     if ((flags & both) == both)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "RSSM_SKIP_VALIDATE and RSSM_CHECK_DEEP contradict each other");
-    return check_flags(flags, both, err);
+    return rssm_check_flags(flags, both, err);
 }
 
-static rssm_status check_overrides(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
+static const char *call_name(rssm_call call)
 {
+    return call == RSSM_CALL_DECODE ? "decode" : call == RSSM_CALL_VERIFY ? "verify" : "convolution";
+}
+
+static bool is_conv(rssm_call call)
+{
+    return call == RSSM_CALL_CONV || call == RSSM_CALL_CONV_VERIFY;
+}
+
+/* Rows of more tokens than one? */
+static bool has_windows(rssm_call call)
+{
+    return call == RSSM_CALL_VERIFY || call == RSSM_CALL_CONV_VERIFY;
+}
+
+static rssm_status check_overrides(const rssm_plugin *p, rssm_call call, const rssm_decode_args *args, rssm_error *err)
+{
+    if (is_conv(call) && (args->has_scale || args->has_lower_bound))
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "a convolution has no scale and no lower_bound to override");
     if ((args->has_scale | args->has_lower_bound) & ~1)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "has_scale = %d and has_lower_bound = %d must be 0 or 1",
                          args->has_scale, args->has_lower_bound);
@@ -42,71 +67,84 @@ static rssm_status check_overrides(const rssm_plugin *p, const rssm_decode_args 
     return RSSM_OK;
 }
 
-/* Roles that nobody knows, or that this family's decode does not take. */
-static rssm_status check_roles(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
+/* A call of decode's arguments while it is looked at. */
+typedef struct call_view {
+    const rssm_plugin *p;
+    const rssm_decode_args *args;
+    const rssm_call_table *table;
+    rssm_call call;
+    bool packed, rows, bounded, decay; /* which of the alternatives it uses */
+    rssm_dims_of dims;
+    const DLTensor *given[RSSM_MAX_CALL_ROLES]; /* by line of the table */
+    rssm_span spans[RSSM_MAX_CALL_ROLES];
+} call_view;
+
+static rssm_status fail_role(const call_view *v, uint32_t role, rssm_error *err)
 {
-    for (uint32_t role = 0; role < args->num_tensors; role++) {
-        if (!args->tensors[role])
-            continue;
-        rssm_where where = {.role = (int32_t)role, .dim = -1};
-        if (role == RSSM_T_NONE || role >= RSSM_T_COUNT)
-            return rssm_fail_at(err, RSSM_ERR_ROLE, where, "tensor role %u is unknown to this plugin (it knows 1..%d)",
-                                role, RSSM_T_COUNT - 1);
-        const rssm_role_spec *spec = rssm_family_role(p->rank.family, (int32_t)role);
-        bool storage = role == RSSM_T_CURSOR || role == RSSM_T_CONV; /* pool_tensors gives them beside the others */
-        if (!storage && (!spec || spec->need == RSSM_NEED_NEVER))
-            return rssm_fail_at(err, RSSM_ERR_ROLE, where, "`%s` is not a tensor of a %s decode",
-                                rssm_role_name((int32_t)role), p->rank.family->name);
-    }
+    rssm_where where = {.role = (int32_t)role, .dim = -1};
+    if (role == RSSM_T_NONE || role >= RSSM_T_COUNT)
+        return rssm_fail_at(err, RSSM_ERR_ROLE, where, "tensor role %u is unknown to this plugin (it knows 1..%d)",
+                            role, RSSM_T_COUNT - 1);
+    return rssm_fail_at(err, RSSM_ERR_ROLE, where, "`%s` is not a tensor of a %s %s", rssm_role_name((int32_t)role),
+                        v->p->rank.family->name, call_name(v->call));
+}
+
+/* Roles that nobody knows, or that this family's call does not take. What pool_tensors gives may always be there. */
+static rssm_status check_roles(const call_view *v, rssm_error *err)
+{
+    for (uint32_t role = 0; role < v->args->num_tensors; role++)
+        if (v->args->tensors[role] && (role >= RSSM_T_COUNT || !(v->table->accepted >> role & 1)))
+            return fail_role(v, role, err);
     return RSSM_OK;
 }
 
-/* Which of the alternatives this call uses. */
-typedef struct call_form {
-    bool packed, rows, bounded, decay;
-} call_form;
-
-static rssm_status find_form(const rssm_plugin *p, const rssm_decode_args *args, call_form *form, rssm_error *err)
+static rssm_status find_form(call_view *v, rssm_error *err)
 {
-    bool mamba = p->model.family == RSSM_FAMILY_MAMBA2;
-    int32_t packed = mamba ? RSSM_T_MIXED_XBC : RSSM_T_MIXED_QKV;
-    form->packed = rssm_given(args, packed);
-    form->rows = rssm_given(args, RSSM_T_ROWS);
-    form->bounded = p->model.has_lower_bound || args->has_lower_bound;
-    form->decay = rssm_given(args, RSSM_T_A_DECAY);
-    if (form->rows && rssm_given(args, RSSM_T_WRITE_POS))
+    const rssm_decode_args *args = v->args;
+    bool mamba = v->p->model.family == RSSM_FAMILY_MAMBA2;
+    v->packed = rssm_given(args, mamba ? RSSM_T_MIXED_XBC : RSSM_T_MIXED_QKV);
+    v->rows = rssm_given(args, RSSM_T_ROWS);
+    v->bounded = v->p->model.has_lower_bound || args->has_lower_bound;
+    v->decay = rssm_given(args, RSSM_T_A_DECAY);
+    for (int32_t i = 0; i < v->table->num_roles; i++)
+        v->given[i] = rssm_given(args, v->table->roles[i].role);
+    if (v->rows && rssm_given(args, RSSM_T_WRITE_POS))
         return rssm_fail_at(err, RSSM_ERR_ROLE, (rssm_where){.role = RSSM_T_WRITE_POS, .dim = -1},
                             "`rows` and `write_pos` both say where each row stands: give one of them");
-    if (!form->rows && !rssm_given(args, RSSM_T_WRITE_POS))
-        return missing(RSSM_T_ROWS, ": give `rows` from step_begin, or `write_pos`", err);
-    if (form->decay && rssm_given(args, RSSM_T_A_LOG))
+    if (!v->rows && v->call != RSSM_CALL_DECODE)
+        return rssm_missing(RSSM_T_ROWS,
+                            has_windows(v->call) ? ": give `rows` from verify_begin" : ": give `rows` from step_begin",
+                            err);
+    if (!v->rows && !rssm_given(args, RSSM_T_WRITE_POS))
+        return rssm_missing(RSSM_T_ROWS, ": give `rows` from step_begin, or `write_pos`", err);
+    if (v->decay && rssm_given(args, RSSM_T_A_LOG))
         return rssm_fail_at(err, RSSM_ERR_ROLE, (rssm_where){.role = RSSM_T_A_DECAY, .dim = -1},
                             "`A` and `A_log` are the same weight: give one of them");
     return RSSM_OK;
 }
 
 /* Is the role to be there (1), absent (-1), or as the caller likes (0)? */
-static int wanted(const rssm_plugin *p, const call_form *form, const rssm_role_spec *spec)
+static int wanted(const call_view *v, const rssm_role_spec *spec)
 {
     switch ((rssm_need)spec->need) {
     case RSSM_NEED_ALWAYS:
         return 1;
     case RSSM_NEED_PACKED:
-        return form->packed ? 1 : -1;
+        return v->packed ? 1 : -1;
     case RSSM_NEED_APART:
-        return form->packed ? -1 : 1;
+        return v->packed ? -1 : 1;
     case RSSM_NEED_RING:
-        return p->rank.R > 1 ? 1 : 0;
+        return v->p->rank.R > 1 ? 1 : 0;
     case RSSM_NEED_ROWS:
-        return form->rows ? 1 : -1;
+        return v->rows ? 1 : -1;
     case RSSM_NEED_HOST_POS:
-        return form->rows ? -1 : 1;
+        return v->rows ? -1 : 1;
     case RSSM_NEED_WITH_POS:
-        return form->rows ? -1 : 0;
+        return v->rows ? -1 : 0;
     case RSSM_NEED_A_LOG:
-        return p->model.family == RSSM_FAMILY_MAMBA2 ? (form->decay ? -1 : 1) : form->bounded ? 0 : 1;
+        return v->p->model.family == RSSM_FAMILY_MAMBA2 ? (v->decay ? -1 : 1) : v->bounded ? 0 : 1;
     case RSSM_NEED_A_DECAY:
-        return form->decay ? 1 : -1;
+        return v->decay ? 1 : -1;
     default:
         return 0;
     }
@@ -138,42 +176,58 @@ static const char *extra_reason(const rssm_role_spec *spec)
     }
 }
 
-static rssm_status check_present(const rssm_plugin *p, const rssm_decode_args *args, const call_form *form,
-                                 rssm_error *err)
+static rssm_status check_present(const call_view *v, rssm_error *err)
 {
-    for (int32_t i = 0; i < p->rank.family->num_roles; i++) {
-        const rssm_role_spec *spec = &p->rank.family->roles[i];
-        int want = wanted(p, form, spec);
-        if (want > 0 && !rssm_given(args, spec->role))
-            return missing(spec->role, missing_reason(spec), err);
-        if (want < 0 && rssm_given(args, spec->role))
+    for (int32_t i = 0; i < v->table->num_roles; i++) {
+        const rssm_role_spec *spec = &v->table->roles[i];
+        int want = wanted(v, spec);
+        if (want > 0 && !v->given[i])
+            return rssm_missing(spec->role, missing_reason(spec), err);
+        if (want < 0 && v->given[i])
             return rssm_fail_at(err, RSSM_ERR_ROLE, (rssm_where){.role = spec->role, .dim = -1},
                                 "`%s` must be absent: %s", rssm_role_name(spec->role), extra_reason(spec));
     }
     return RSSM_OK;
 }
 
-/* `state` binds the slots before the rings are looked at; inputs come first in the table and bind B. */
-static rssm_status check_tensors(const rssm_plugin *p, const rssm_decode_args *args, rssm_dims_of *dims,
-                                 rssm_error *err)
+rssm_status rssm_check_batch(const rssm_plugin *p, const rssm_dims_of *dims, rssm_error *err)
 {
-    for (int32_t i = 0; i < p->rank.family->num_roles; i++) {
-        const rssm_role_spec *spec = &p->rank.family->roles[i];
-        const DLTensor *t = rssm_given(args, spec->role);
-        if (!t || spec->need == RSSM_NEED_NEVER)
+    if (dims->of[RSSM_SYM_B] > p->args.max_batch)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "a batch of %lld rows is above max_batch = %d",
+                         (long long)dims->of[RSSM_SYM_B], p->args.max_batch);
+    return RSSM_OK;
+}
+
+static rssm_status check_counts(const rssm_plugin *p, rssm_call call, const rssm_dims_of *dims, rssm_error *err)
+{
+    int64_t S = dims->of[RSSM_SYM_S], T = dims->of[RSSM_SYM_T];
+    int64_t most = (int64_t)p->args.max_batch * (p->args.max_draft_tokens + 1);
+    rssm_status status = rssm_check_batch(p, dims, err);
+    if (status)
+        return status;
+    if (has_windows(call) && T > most)
+        return rssm_fail(err, RSSM_ERR_ARGUMENT,
+                         "%lld tokens are above %lld = max_batch %d x %d tokens of a window (max_draft_tokens + 1)",
+                         (long long)T, (long long)most, p->args.max_batch, p->args.max_draft_tokens + 1);
+    int32_t role = is_conv(call) ? RSSM_T_CONV : RSSM_T_STATE;
+    if (S > INT32_MAX)
+        return rssm_fail_at(err, RSSM_ERR_SHAPE, (rssm_where){.role = role, .expected = INT32_MAX, .got = S},
+                            "`%s` has %lld slots; at most 2^31 - 1", rssm_role_name(role), (long long)S);
+    return RSSM_OK;
+}
+
+/* `state` binds the slots before the rings are looked at; inputs come first in the table and bind B, or the tokens. */
+static rssm_status check_tensors(call_view *v, rssm_error *err)
+{
+    for (int32_t i = 0; i < v->table->num_roles; i++) {
+        if (!v->given[i])
             continue;
-        rssm_status status = rssm_check_tensor(p, spec, t, dims, err);
+        rssm_status status = rssm_check_tensor(v->p, &v->table->roles[i], v->given[i], &v->dims, err);
         if (status)
             return status;
+        v->spans[i] = rssm_tensor_span(v->given[i]);
     }
-    int64_t B = dims->of[RSSM_SYM_B], S = dims->of[RSSM_SYM_S];
-    if (B > p->args.max_batch)
-        return rssm_fail(err, RSSM_ERR_ARGUMENT, "a batch of %lld rows is above max_batch = %d", (long long)B,
-                         p->args.max_batch);
-    if (S > INT32_MAX)
-        return rssm_fail_at(err, RSSM_ERR_SHAPE, (rssm_where){.role = RSSM_T_STATE, .expected = INT32_MAX, .got = S},
-                            "`state` has %lld slots; at most 2^31 - 1", (long long)S);
-    return RSSM_OK;
+    return check_counts(v->p, v->call, &v->dims, err);
 }
 
 /* Without state_indices row b uses slot b. */
@@ -209,32 +263,47 @@ static rssm_status check_layer_of_pool(const rssm_plugin *p, const rssm_decode_a
 
 static bool is_written(const rssm_role_spec *spec)
 {
-    return spec->place == RSSM_PLACE_OUTPUT || spec->place == RSSM_PLACE_STATE || spec->place == RSSM_PLACE_RING;
+    return spec->place == RSSM_PLACE_OUTPUT || spec->place == RSSM_PLACE_STATE || spec->place == RSSM_PLACE_RING ||
+           spec->place == RSSM_PLACE_CONV;
 }
 
-static rssm_status check_overlaps(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
+static rssm_status check_overlap(const call_view *v, int32_t written, int32_t other, rssm_error *err)
 {
-    const rssm_family_spec *f = p->rank.family;
-    for (int32_t i = 0; i < f->num_roles; i++) {
-        const DLTensor *t = is_written(&f->roles[i]) ? rssm_given(args, f->roles[i].role) : NULL;
-        for (int32_t j = 0; t && j < f->num_roles; j++) {
-            const DLTensor *u = rssm_given(args, f->roles[j].role);
-            bool both = is_written(&f->roles[j]); /* then look at the pair once */
-            if (!u || j == i || (both && j < i) || f->roles[j].need == RSSM_NEED_NEVER)
+    const rssm_role_spec *roles = v->table->roles;
+    if (!rssm_tensors_overlap(v->given[written], v->given[other]))
+        return RSSM_OK;
+    return rssm_fail_at(err, RSSM_ERR_OVERLAP,
+                        (rssm_where){.role = roles[written].role, .dim = -1, .expected = roles[other].role},
+                        "`%s` is written and shares memory with `%s`", rssm_role_name(roles[written].role),
+                        rssm_role_name(roles[other].role));
+}
+
+/* Exactly, where the spans meet; absent tensors have none. */
+static rssm_status check_overlaps(const call_view *v, rssm_error *err)
+{
+    for (int32_t i = 0; i < v->table->num_roles; i++) {
+        if (!v->given[i] || !is_written(&v->table->roles[i]))
+            continue;
+        rssm_span mine = v->spans[i];
+        for (int32_t j = 0; j < v->table->num_roles; j++) {
+            rssm_span theirs = v->spans[j];
+            if (j == i || mine.first >= theirs.end || theirs.first >= mine.end)
                 continue;
-            if (rssm_tensors_overlap(t, u))
-                return rssm_fail_at(err, RSSM_ERR_OVERLAP,
-                                    (rssm_where){.role = f->roles[i].role, .dim = -1, .expected = f->roles[j].role},
-                                    "`%s` is written and shares memory with `%s`", rssm_role_name(f->roles[i].role),
-                                    rssm_role_name(f->roles[j].role));
+            if (j < i && is_written(&v->table->roles[j])) /* the pair was looked at */
+                continue;
+            rssm_status status = check_overlap(v, i, j, err);
+            if (status)
+                return status;
         }
     }
     return RSSM_OK;
 }
 
-rssm_status rssm_check_decode_head(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
+rssm_status rssm_check_call_head(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
 {
     rssm_status status = check_decode_flags(args->flags, err);
+    if (!status)
+        status = rssm_check_reserved((uint32_t)args->reserved_, err);
     if (status)
         return status;
     if (args->layer < 0 || args->layer >= p->rank.num_linear)
@@ -245,49 +314,56 @@ rssm_status rssm_check_decode_head(const rssm_plugin *p, const rssm_decode_args 
     return RSSM_OK;
 }
 
-rssm_status rssm_check_decode(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
+rssm_status rssm_check_call(const rssm_plugin *p, rssm_call call, const rssm_decode_args *args, rssm_error *err)
 {
-    rssm_status status = rssm_check_decode_head(p, args, err);
-    if (status)
-        return status;
-    call_form form;
-    rssm_dims_of dims = p->rank.dims;
-    status = check_overrides(p, args, err);
+    call_view v = {.p = p, .args = args, .table = &p->calls[__builtin_ctz(call)], .call = call, .dims = p->rank.dims};
+    rssm_status status = rssm_check_call_head(p, args, err);
     if (!status)
-        status = check_roles(p, args, err);
+        status = check_overrides(p, call, args, err);
     if (!status)
-        status = find_form(p, args, &form, err);
+        status = check_roles(&v, err);
     if (!status)
-        status = check_present(p, args, &form, err);
+        status = find_form(&v, err);
     if (!status)
-        status = check_tensors(p, args, &dims, err);
+        status = check_present(&v, err);
     if (!status)
-        status = check_rows_have_slots(args, &dims, err);
+        status = check_tensors(&v, err);
+    if (!status && call == RSSM_CALL_DECODE)
+        status = check_rows_have_slots(args, &v.dims, err);
     if (!status)
         status = check_layer_of_pool(p, args, err);
     if (!status)
-        status = check_overlaps(p, args, err);
+        status = check_overlaps(&v, err);
     if (!status && args->flags & RSSM_CHECK_DEEP)
-        status = rssm_check_decode_deep(p, args, &dims, err);
+        status = rssm_check_call_deep(p, call, args, &v.dims, err);
     return status;
 }
 
-/* ---- step_begin ------------------------------------------------------------------------------------------------- */
+/* ---- step_begin, and what other calls share with it ------------------------------------------------------------- */
 
-/* rows_out is written: it may share memory with none of the others, and with no tensor of the pool. */
-static rssm_status check_rows_out_overlap(const rssm_plugin *p, const rssm_step_begin_args *args, rssm_error *err)
+const char *rssm_pool_overlap(const rssm_plugin *p, const DLTensor *t)
 {
-    const char *with = NULL;
-    if (rssm_tensors_overlap(args->rows_out, args->slots))
-        with = "slots";
-    else if (args->force_flush && rssm_tensors_overlap(args->rows_out, args->force_flush))
-        with = "force_flush";
     int64_t views = (int64_t)p->rank.num_linear * p->layout.num_tensors;
-    uintptr_t rows = (uintptr_t)rssm_tensor_data(args->rows_out);
-    bool near = rows < p->pool_end && rows + (uintptr_t)rssm_tensor_bytes(args->rows_out) > p->pool_first;
-    for (int64_t i = 0; near && !with && i < views; i++)
-        if (p->views[i].tensor.data && rssm_tensors_overlap(args->rows_out, &p->views[i].tensor))
-            with = p->tensors[i % p->layout.num_tensors].name;
+    uintptr_t first = (uintptr_t)rssm_tensor_data(t);
+    bool near = first < p->pool_end && first + (uintptr_t)rssm_tensor_bytes(t) > p->pool_first;
+    for (int64_t i = 0; near && i < views; i++)
+        if (p->views[i].tensor.data && rssm_tensors_overlap(t, &p->views[i].tensor))
+            return p->tensors[i % p->layout.num_tensors].name;
+    return NULL;
+}
+
+rssm_status rssm_check_rows(const rssm_plugin *p, const DLTensor *rows, rssm_dims_of *dims, rssm_error *err)
+{
+    return rssm_check_tensor(p, rssm_family_role(p->rank.family, RSSM_T_ROWS), rows, dims, err);
+}
+
+rssm_status rssm_check_rows_out(const rssm_plugin *p, const DLTensor *rows_out, const rssm_named_list *lists,
+                                int32_t count, rssm_error *err)
+{
+    const char *with = rssm_pool_overlap(p, rows_out);
+    for (int32_t i = 0; i < count; i++)
+        if (lists[i].tensor && rssm_tensors_overlap(rows_out, lists[i].tensor))
+            with = lists[i].name;
     if (!with)
         return RSSM_OK;
     return rssm_fail_at(err, RSSM_ERR_OVERLAP, (rssm_where){.role = RSSM_T_ROWS, .dim = -1},
@@ -296,26 +372,28 @@ static rssm_status check_rows_out_overlap(const rssm_plugin *p, const rssm_step_
 
 rssm_status rssm_check_step_begin(const rssm_plugin *p, const rssm_step_begin_args *args, rssm_error *err)
 {
-    rssm_status status = check_flags(args->flags, RSSM_CHECK_DEEP, err);
+    rssm_status status = rssm_check_flags(args->flags, RSSM_CHECK_DEEP, err);
+    if (!status)
+        status = rssm_check_reserved((uint32_t)args->reserved_, err);
     if (!status && !p->pool.regions)
         status = rssm_fail(err, RSSM_ERR_STATE, "step_begin before pool_create");
     if (!status && !args->slots)
-        status = missing(RSSM_T_SLOTS, "", err);
+        status = rssm_missing(RSSM_T_SLOTS, "", err);
     if (!status && !args->rows_out)
-        status = missing(RSSM_T_ROWS, ": rows_out is NULL", err);
+        status = rssm_missing(RSSM_T_ROWS, ": rows_out is NULL", err);
     rssm_dims_of dims = p->rank.dims;
     if (!status)
         status = rssm_check_list(p, RSSM_T_SLOTS, RSSM_SYM_B, args->slots, &dims, err);
     if (!status && args->force_flush)
         status = rssm_check_list(p, RSSM_T_FORCE_FLUSH, RSSM_SYM_B, args->force_flush, &dims, err);
     if (!status)
-        status = rssm_check_tensor(p, rssm_family_role(p->rank.family, RSSM_T_ROWS), args->rows_out, &dims, err);
+        status = rssm_check_rows(p, args->rows_out, &dims, err);
+    if (!status)
+        status = rssm_check_batch(p, &dims, err);
     if (status)
         return status;
-    if (dims.of[RSSM_SYM_B] > p->args.max_batch)
-        return rssm_fail(err, RSSM_ERR_ARGUMENT, "a batch of %lld rows is above max_batch = %d",
-                         (long long)dims.of[RSSM_SYM_B], p->args.max_batch);
-    status = check_rows_out_overlap(p, args, err);
+    const rssm_named_list lists[] = {{"slots", args->slots}, {"force_flush", args->force_flush}};
+    status = rssm_check_rows_out(p, args->rows_out, lists, 2, err);
     if (status)
         return status;
     return args->flags & RSSM_CHECK_DEEP ? rssm_check_step_begin_deep(p, args, err) : RSSM_OK;

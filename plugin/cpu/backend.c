@@ -1,7 +1,5 @@
-/* The CPU backend: its instance, and a step spread over its threads.
- *
- * The unit of work is one row and one value head; the result of a unit depends on nothing but its inputs, so any split gives
- * the same bits. Each part of a step is a run of neighbouring units of about equal cost, fixed before it starts. */
+/* The CPU backend: its instance and its table. The work is in batch.c (steps, windows), conv.c, cursor.c, slots.c
+ * and states.c. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
@@ -16,26 +14,8 @@
 enum {
     POOL_ALIGNMENT = 256,
     LARGE_PAGE = 2 << 20,
-    WORKER_ALIGNMENT = 128,        /* two cache lines: neighbours are fetched in pairs */
-    MIN_BYTES_PER_PART = 96 << 10, /* below that waking a thread costs more than it saves */
+    WORKER_ALIGNMENT = 128 /* two cache lines: neighbours are fetched in pairs */
 };
-
-typedef struct cpu_instance {
-    rssm_backend_options options;
-    rssm_allocator mem;
-    rssm_head_fn head;
-    const rssm_cpu_kernels *kernels; /* NULL: the reference */
-    rssm_cpu_dims dims;
-    rssm_threads *threads;
-    int64_t scratch_bytes; /* of one worker */
-    char *scratch;
-    rssm_worker *workers; /* [num_workers] */
-    int64_t *limits;      /* [num_workers + 1] first unit of each part of the step */
-    int32_t num_workers;
-    uint32_t fault;
-    rssm_pool pool;
-    const rssm_step *step; /* the one that runs */
-} cpu_instance;
 
 /* Room for 8192 CPUs: the kernel refuses a set smaller than its own. */
 static int32_t affinity_count(void)
@@ -63,13 +43,21 @@ static rssm_cpu_dims largest_dims(const rssm_backend_options *options)
 {
     return (rssm_cpu_dims){.K = options->max_K > 0 ? options->max_K : 4096,
                            .V = options->max_V > 0 ? options->max_V : 4096,
-                           .L = options->max_L > 0 ? options->max_L : 64};
+                           .L = options->max_L > 0 ? options->max_L : 64,
+                           .T = options->max_T > 0 ? options->max_T : 1,
+                           .width = options->conv_width};
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
 }
 
 static int64_t worker_scratch(const rssm_backend_options *options)
 {
     rssm_cpu_dims dims = largest_dims(options);
     int64_t bytes = options->cpu_reference ? rssm_reference_scratch(dims) : rssm_fast_scratch(dims);
+    bytes = larger(bytes + rssm_states_scratch(dims), rssm_conv_scratch(dims));
     return (bytes + WORKER_ALIGNMENT - 1) / WORKER_ALIGNMENT * WORKER_ALIGNMENT;
 }
 
@@ -80,19 +68,20 @@ static int64_t cpu_workspace_bytes(const rssm_backend_options *options)
 
 static void cpu_close(void *ctx)
 {
-    cpu_instance *cpu = ctx;
+    rssm_cpu *cpu = ctx;
     if (!cpu)
         return;
     rssm_allocator mem = cpu->mem;
     size_t workers = (size_t)cpu->num_workers;
     rssm_threads_close(cpu->threads);
+    rssm_mem_free(&mem, cpu->marks, (size_t)cpu->pool.S);
     rssm_mem_free(&mem, cpu->limits, (workers + 1) * sizeof *cpu->limits);
     rssm_mem_free(&mem, cpu->workers, workers * sizeof *cpu->workers);
     rssm_mem_free(&mem, cpu->scratch, workers * (size_t)cpu->scratch_bytes);
     rssm_mem_free(&mem, cpu, sizeof *cpu);
 }
 
-static void log_open(const cpu_instance *cpu)
+static void log_open(const rssm_cpu *cpu)
 {
     if (!cpu->options.log)
         return;
@@ -105,7 +94,7 @@ static void log_open(const cpu_instance *cpu)
     cpu->options.log(cpu->options.log_user, RSSM_LOG_INFO, message);
 }
 
-static int allocate_workers(cpu_instance *cpu)
+static int allocate_workers(rssm_cpu *cpu)
 {
     size_t workers = (size_t)cpu->num_workers;
     cpu->threads = rssm_threads_open(&cpu->mem, cpu->num_workers, cpu->options.log, cpu->options.log_user);
@@ -116,6 +105,7 @@ static int allocate_workers(cpu_instance *cpu)
         return 0;
     for (size_t i = 0; i < workers; i++) {
         cpu->workers[i].kernels = cpu->kernels;
+        cpu->workers[i].tokens = (int32_t)cpu->dims.T;
         cpu->workers[i].scratch = cpu->scratch + i * (size_t)cpu->scratch_bytes;
     }
     return 1;
@@ -124,15 +114,14 @@ static int allocate_workers(cpu_instance *cpu)
 static rssm_status cpu_open(const rssm_backend_options *options, void **ctx, rssm_error *err)
 {
     rssm_allocator mem = *options->mem;
-    cpu_instance *cpu = rssm_mem_alloc(&mem, sizeof *cpu, _Alignof(cpu_instance));
+    rssm_cpu *cpu = rssm_mem_alloc(&mem, sizeof *cpu, _Alignof(rssm_cpu));
     if (!cpu)
         return rssm_out_of_memory(err);
-    *cpu = (cpu_instance){.options = *options, .mem = mem};
+    *cpu = (rssm_cpu){.options = *options, .mem = mem};
     cpu->dims = largest_dims(options);
     cpu->num_workers = rssm_cpu_thread_count(options->num_threads);
     cpu->scratch_bytes = worker_scratch(options);
     cpu->kernels = options->cpu_reference ? NULL : rssm_cpu_select(options->cpu_level);
-    cpu->head = options->cpu_reference ? rssm_reference_head : rssm_fast_head;
     if (!allocate_workers(cpu)) {
         cpu_close(cpu);
         return rssm_out_of_memory(err);
@@ -144,13 +133,13 @@ static rssm_status cpu_open(const rssm_backend_options *options, void **ctx, rss
 
 static const char *cpu_level(const void *ctx)
 {
-    const cpu_instance *cpu = ctx;
+    const rssm_cpu *cpu = ctx;
     return cpu->kernels ? cpu->kernels->name : "reference";
 }
 
 static int32_t cpu_threads(const void *ctx)
 {
-    return rssm_threads_count(((const cpu_instance *)ctx)->threads);
+    return rssm_threads_count(((const rssm_cpu *)ctx)->threads);
 }
 
 /* Asks for large pages where whole ones fit, before the memory is touched: a pool is far beyond what the TLB covers with
@@ -165,7 +154,7 @@ static void advise_large_pages(void *memory, int64_t bytes)
 
 static rssm_status cpu_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *err)
 {
-    cpu_instance *cpu = ctx;
+    rssm_cpu *cpu = ctx;
     void *memory = cpu->mem.alloc(cpu->mem.user, (uint64_t)bytes, POOL_ALIGNMENT);
     if (!memory)
         return rssm_out_of_memory(err);
@@ -177,13 +166,18 @@ static rssm_status cpu_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *e
 
 static void cpu_free(void *ctx, void *ptr, int64_t bytes)
 {
-    rssm_mem_free(&((cpu_instance *)ctx)->mem, ptr, (size_t)bytes);
+    rssm_mem_free(&((rssm_cpu *)ctx)->mem, ptr, (size_t)bytes);
 }
 
 static rssm_status cpu_bind(void *ctx, const rssm_pool *pool, rssm_error *err)
 {
-    (void)err;
-    ((cpu_instance *)ctx)->pool = *pool;
+    rssm_cpu *cpu = ctx;
+    unsigned char *marks = rssm_mem_alloc(&cpu->mem, (size_t)pool->S, 1);
+    if (!marks)
+        return rssm_out_of_memory(err);
+    rssm_mem_free(&cpu->mem, cpu->marks, (size_t)cpu->pool.S);
+    cpu->marks = marks;
+    cpu->pool = *pool;
     return RSSM_OK;
 }
 
@@ -191,7 +185,7 @@ static rssm_status cpu_reset(void *ctx, const rssm_index *slots, int64_t count, 
 {
     (void)stream;
     (void)err;
-    rssm_cpu_reset(&((cpu_instance *)ctx)->pool, slots, count);
+    rssm_cpu_reset(&((rssm_cpu *)ctx)->pool, slots, count);
     return RSSM_OK;
 }
 
@@ -204,98 +198,48 @@ static rssm_status cpu_step_begin(void *ctx, const rssm_begin *begin, void *stre
     return RSSM_OK;
 }
 
-static void zero_output(const rssm_step *step, int64_t b, int64_t hv)
+static rssm_status cpu_verify_begin(void *ctx, const rssm_verify_begin *begin, void *stream, rssm_error *err)
 {
-    int64_t element = rssm_cpu_dtype_bytes(step->out_dtype);
-    char *out = (char *)step->out + (b * step->out_row + hv * step->V) * element;
-    memset(out, 0, (size_t)(step->V * element));
+    (void)ctx;
+    (void)stream;
+    (void)err;
+    rssm_cpu_verify_begin(begin);
+    return RSSM_OK;
 }
 
-/* Units limits[part] .. limits[part + 1] - 1; unit = row * HV + value head. */
-static void run_part(void *arg, int32_t part)
+static rssm_status cpu_commit(void *ctx, const rssm_commit *commit, void *stream, rssm_error *err)
 {
-    cpu_instance *cpu = arg;
-    const rssm_step *step = cpu->step;
+    (void)ctx;
+    (void)stream;
+    (void)err;
+    rssm_cpu_commit(commit);
+    return RSSM_OK;
+}
+
+int32_t rssm_cpu_parts(const rssm_cpu *cpu, int64_t bytes)
+{
+    int64_t parts = bytes / RSSM_MIN_BYTES_PER_PART;
+    return parts < 1 ? 1 : parts < cpu->num_workers ? (int32_t)parts : cpu->num_workers;
+}
+
+rssm_worker *rssm_cpu_worker(rssm_cpu *cpu, int32_t part)
+{
     rssm_worker *worker = &cpu->workers[part];
     worker->fault = 0;
     worker->cached_row = worker->cached_head = -1;
-    int64_t unit = cpu->limits[part], end = cpu->limits[part + 1];
-    while (unit < end) {
-        int64_t b = unit / step->HV;
-        int64_t row_end = (b + 1) * step->HV < end ? (b + 1) * step->HV : end;
-        rssm_row row = rssm_cpu_row(step, b, &worker->fault);
-        for (; unit < row_end; unit++) {
-            if (row.slot < 0)
-                zero_output(step, b, unit - b * step->HV);
-            else
-                cpu->head(worker, step, &row, b, unit - b * step->HV);
-        }
-    }
-    rssm_fault_or(step->fault, worker->fault);
-}
-
-/* Bytes that a unit of the row moves, about: what its time goes by. A flush writes as much as it reads and computes the
- * fold meanwhile: measured, three times a plain unit. */
-static int64_t unit_cost(const rssm_step *step, const rssm_row *row)
-{
-    if (row->slot < 0)
-        return step->V * (int64_t)sizeof(float);
-    int64_t state = (int64_t)step->V * step->K * rssm_cpu_dtype_bytes(step->state.dtype);
-    int64_t record = (step->V + step->K) * rssm_cpu_dtype_bytes(rssm_ring_dtype(step));
-    if (step->family == RSSM_FAMILY_KDA)
-        record += step->K * (int64_t)sizeof(float);
-    return state * (row->flush ? 3 : 1) + record * row->count;
-}
-
-/* Fills limits with parts runs of about equal cost and returns parts. */
-static int32_t split(cpu_instance *cpu, const rssm_step *step)
-{
-    uint32_t ignored = 0;
-    int64_t total = 0;
-    for (int64_t b = 0; b < step->B; b++) {
-        rssm_row row = rssm_cpu_row(step, b, &ignored);
-        total += step->HV * unit_cost(step, &row);
-    }
-    int64_t parts = total / MIN_BYTES_PER_PART;
-    parts = parts < 1 ? 1 : parts < cpu->num_workers ? parts : cpu->num_workers;
-    int64_t part = 1, before = 0;
-    for (int64_t b = 0; b < step->B && part < parts; b++) {
-        rssm_row row = rssm_cpu_row(step, b, &ignored);
-        int64_t cost = unit_cost(step, &row);
-        for (; part < parts && total / parts * part < before + step->HV * cost; part++)
-            cpu->limits[part] = b * step->HV + (total / parts * part - before) / cost;
-        before += step->HV * cost;
-    }
-    cpu->limits[0] = 0;
-    for (; part <= parts; part++)
-        cpu->limits[part] = (int64_t)step->B * step->HV;
-    return (int32_t)parts;
-}
-
-static rssm_status cpu_step(void *ctx, const rssm_step *step, void *stream, rssm_error *err)
-{
-    cpu_instance *cpu = ctx;
-    (void)stream;
-    if (step->K > cpu->dims.K || step->V > cpu->dims.V || step->L > cpu->dims.L)
-        return rssm_fail(err, RSSM_ERR_INTERNAL, "step of K = %d, V = %d, L = %d on a CPU instance made for %d, %d, %d",
-                         step->K, step->V, step->L, (int)cpu->dims.K, (int)cpu->dims.V, (int)cpu->dims.L);
-    int32_t parts = split(cpu, step);
-    cpu->step = step;
-    rssm_threads_run(cpu->threads, run_part, cpu, parts);
-    cpu->step = NULL;
-    return RSSM_OK;
+    return worker;
 }
 
 static uint32_t *cpu_fault_word(void *ctx)
 {
-    return &((cpu_instance *)ctx)->fault;
+    return &((rssm_cpu *)ctx)->fault;
 }
 
 static rssm_status cpu_fault_read(void *ctx, void *stream, uint32_t *word, rssm_error *err)
 {
     (void)stream;
     (void)err;
-    *word = __atomic_load_n(&((cpu_instance *)ctx)->fault, __ATOMIC_RELAXED);
+    *word = __atomic_load_n(&((rssm_cpu *)ctx)->fault, __ATOMIC_RELAXED);
     return RSSM_OK;
 }
 
@@ -303,7 +247,7 @@ static rssm_status cpu_fault_clear(void *ctx, void *stream, rssm_error *err)
 {
     (void)stream;
     (void)err;
-    __atomic_store_n(&((cpu_instance *)ctx)->fault, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&((rssm_cpu *)ctx)->fault, 0, __ATOMIC_RELAXED);
     return RSSM_OK;
 }
 
@@ -329,7 +273,17 @@ static const rssm_backend backend = {
     .bind = cpu_bind,
     .reset = cpu_reset,
     .step_begin = cpu_step_begin,
-    .step = cpu_step,
+    .step = rssm_cpu_step,
+    .verify_begin = cpu_verify_begin,
+    .verify = rssm_cpu_verify,
+    .commit = cpu_commit,
+    .conv = rssm_cpu_conv,
+    .copy = rssm_cpu_copy,
+    .import_state = rssm_cpu_import,
+    .export_state = rssm_cpu_export,
+    .flush = rssm_cpu_flush,
+    .read_slot = rssm_cpu_read_slot,
+    .write_slot = rssm_cpu_write_slot,
     .fault_word = cpu_fault_word,
     .fault_read = cpu_fault_read,
     .fault_clear = cpu_fault_clear,

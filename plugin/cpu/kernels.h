@@ -49,6 +49,9 @@ typedef struct rssm_cpu_kernels {
     void (*gate)(float *g, const float *a, const float *bias, rssm_gate gate, int64_t n);
     /* x[i] *= z[i] * sigmoid(z[i]) */
     void (*silu_multiply)(float *x, const float *z, int64_t n);
+    /* y[i] = silu(bias[i] + sum over k < width of weight[k * stride + i] x[k * stride + i]), k ascending */
+    void (*convolve)(float *y, const float *x, const float *weight, const float *bias, int64_t width, int64_t stride,
+                     int64_t n);
     /* d = beta (v - u); out = y + d kq */
     void (*delta)(float *d, float *out, const float *v, const float *u, const float *y, float beta, float kq,
                   int64_t n);

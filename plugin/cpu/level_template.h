@@ -169,6 +169,24 @@ static void silu_multiply(float *x, const float *z, int64_t n)
         put_part(x + i, vf_mul(load_part_f32(x + i, n - i), silu_of(load_part_f32(z + i, n - i))), n - i);
 }
 
+static void convolve(float *y, const float *x, const float *weight, const float *bias, int64_t width, int64_t stride,
+                     int64_t n)
+{
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        vf sum = vf_load_f32(bias + i);
+        for (int64_t k = 0; k < width; k++)
+            sum = vf_fma(vf_load_f32(weight + k * stride + i), vf_load_f32(x + k * stride + i), sum);
+        put(y + i, silu_of(sum));
+    }
+    if (i < n) {
+        vf sum = load_part_f32(bias + i, n - i);
+        for (int64_t k = 0; k < width; k++)
+            sum = vf_fma(load_part_f32(weight + k * stride + i, n - i), load_part_f32(x + k * stride + i, n - i), sum);
+        put_part(y + i, silu_of(sum), n - i);
+    }
+}
+
 /* Lane by lane: d of v - u. */
 static inline vf delta_of(vf v, vf u, float beta)
 {
@@ -203,6 +221,7 @@ static const rssm_cpu_kernels level_table = {
     .exp = exp_all,
     .gate = gate,
     .silu_multiply = silu_multiply,
+    .convolve = convolve,
     .delta = delta,
     .dot2 = {dot2_f32, dot2_bf16, dot2_fp16},
     .dot1 = {dot1_f32, dot1_bf16, dot1_fp16},

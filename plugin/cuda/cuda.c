@@ -16,7 +16,8 @@ enum { FAULT_BYTES = 256 };
 
 /* The fatbins, embedded by embed.S. */
 extern const char rssm_fatbin_pool[], rssm_fatbin_step_general[], rssm_fatbin_step_kda[], rssm_fatbin_step_gdn[],
-    rssm_fatbin_step_mamba2[];
+    rssm_fatbin_step_mamba2[], rssm_fatbin_slots[], rssm_fatbin_conv[], rssm_fatbin_verify_cursor[],
+    rssm_fatbin_verify_general[];
 
 /* ---- entering and leaving --------------------------------------------------------------------------------------- */
 
@@ -69,7 +70,7 @@ static void give(rssm_cuda *cuda, CUdeviceptr ptr, int64_t bytes)
 
 static int64_t cuda_workspace_bytes(const rssm_backend_options *options)
 {
-    return FAULT_BYTES + (int64_t)options->max_regions * (int64_t)sizeof(rssm_region);
+    return FAULT_BYTES + rssm_cuda_tables_bytes(options->max_regions, options->num_layers);
 }
 
 static void cuda_free(void *ctx, void *ptr, int64_t bytes)
@@ -160,25 +161,81 @@ static CUresult load_variants(rssm_cuda *cuda)
     return result;
 }
 
+/* A kernel and its name; whose library it is in. */
+typedef struct named {
+    int kernel, library;
+    const char *name;
+} named;
+
+/* What every instance has, and what those with a convolution in their pool have. */
+static const named pool_kernels[] = {
+    {RSSM_KERNEL_GENERAL, RSSM_LIBRARY_GENERAL, "rssm_step_general"},
+    {RSSM_KERNEL_BEGIN, RSSM_LIBRARY_POOL, "rssm_step_begin"},
+    {RSSM_KERNEL_BEGIN_ORDERED, RSSM_LIBRARY_POOL, "rssm_step_begin_ordered"},
+    {RSSM_KERNEL_RESET, RSSM_LIBRARY_POOL, "rssm_reset"},
+    {RSSM_KERNEL_SLOTS_COPY, RSSM_LIBRARY_SLOTS, "rssm_slots_copy"},
+    {RSSM_KERNEL_SLOTS_IMPORT, RSSM_LIBRARY_SLOTS, "rssm_slots_import"},
+    {RSSM_KERNEL_SLOTS_EXPORT, RSSM_LIBRARY_SLOTS, "rssm_slots_export"},
+    {RSSM_KERNEL_SLOTS_FLUSH, RSSM_LIBRARY_SLOTS, "rssm_slots_flush"},
+    {RSSM_KERNEL_SLOTS_FLUSHED, RSSM_LIBRARY_SLOTS, "rssm_slots_flushed"},
+};
+static const named conv_kernels[] = {
+    {RSSM_KERNEL_CONV, RSSM_LIBRARY_CONV, "rssm_conv"},
+    {RSSM_KERNEL_CONV4, RSSM_LIBRARY_CONV, "rssm_conv4"},
+    {RSSM_KERNEL_CONV_PAIRS, RSSM_LIBRARY_CONV, "rssm_conv_pairs"},
+};
+enum {
+    NUM_POOL_KERNELS = sizeof pool_kernels / sizeof pool_kernels[0],
+    NUM_CONV_KERNELS = sizeof conv_kernels / sizeof conv_kernels[0]
+};
+
+static CUresult load_named(rssm_cuda *cuda, const named *kernels, int count)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; !result && i < count; i++)
+        result = load_kernel(cuda, kernels[i].kernel, kernels[i].library, kernels[i].name, 0);
+    return result;
+}
+
+/* What window passes need, where the instance has them. */
+static CUresult load_verify(rssm_cuda *cuda)
+{
+    CUresult result =
+        load_kernel(cuda, RSSM_KERNEL_VERIFY_BEGIN, RSSM_LIBRARY_VERIFY_CURSOR, "rssm_verify_begin_rows", 0);
+    if (!result)
+        result = load_kernel(cuda, RSSM_KERNEL_VERIFY_COMMIT, RSSM_LIBRARY_VERIFY_CURSOR, "rssm_verify_commit", 0);
+    if (!result)
+        result = load_kernel(cuda, RSSM_KERNEL_VERIFY_GENERAL, RSSM_LIBRARY_VERIFY_GENERAL, "rssm_verify_general", 0);
+    return result;
+}
+
 static rssm_status load_kernels(rssm_cuda *cuda, rssm_error *err)
 {
     const char *family = cuda->options.family == RSSM_FAMILY_KDA   ? rssm_fatbin_step_kda
                          : cuda->options.family == RSSM_FAMILY_GDN ? rssm_fatbin_step_gdn
                                                                    : rssm_fatbin_step_mamba2;
-    const char *const images[RSSM_NUM_LIBRARIES] = {rssm_fatbin_pool, rssm_fatbin_step_general, family};
+    const bool windows = cuda->options.max_T > 0, convolves = cuda->options.conv_width > 0;
+    const char *const images[RSSM_NUM_LIBRARIES] = {
+        [RSSM_LIBRARY_POOL] = rssm_fatbin_pool,
+        [RSSM_LIBRARY_SLOTS] = rssm_fatbin_slots,
+        [RSSM_LIBRARY_CONV] = convolves ? rssm_fatbin_conv : NULL,
+        [RSSM_LIBRARY_GENERAL] = rssm_fatbin_step_general,
+        [RSSM_LIBRARY_FAMILY] = family,
+        [RSSM_LIBRARY_VERIFY_CURSOR] = windows ? rssm_fatbin_verify_cursor : NULL,
+        [RSSM_LIBRARY_VERIFY_GENERAL] = windows ? rssm_fatbin_verify_general : NULL,
+    };
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; !result && i < RSSM_NUM_LIBRARIES; i++)
-        result = cuda->driver.library_load(&cuda->libraries[i], images[i], NULL, NULL, 0, NULL, NULL, 0);
+        if (images[i])
+            result = cuda->driver.library_load(&cuda->libraries[i], images[i], NULL, NULL, 0, NULL, NULL, 0);
     if (!result)
-        result = load_kernel(cuda, RSSM_KERNEL_GENERAL, RSSM_LIBRARY_GENERAL, "rssm_step_general", 0);
-    if (!result)
-        result = load_kernel(cuda, RSSM_KERNEL_BEGIN, RSSM_LIBRARY_POOL, "rssm_step_begin", 0);
-    if (!result)
-        result = load_kernel(cuda, RSSM_KERNEL_BEGIN_ORDERED, RSSM_LIBRARY_POOL, "rssm_step_begin_ordered", 0);
-    if (!result)
-        result = load_kernel(cuda, RSSM_KERNEL_RESET, RSSM_LIBRARY_POOL, "rssm_reset", 0);
+        result = load_named(cuda, pool_kernels, NUM_POOL_KERNELS);
+    if (!result && convolves)
+        result = load_named(cuda, conv_kernels, NUM_CONV_KERNELS);
     if (!result)
         result = load_variants(cuda);
+    if (!result && windows)
+        result = load_verify(cuda);
     if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
         return rssm_fail(err, RSSM_ERR_UNSUPPORTED, "no kernel in this build for compute capability %d.%d", cuda->major,
                          cuda->minor);
@@ -203,7 +260,7 @@ static void cuda_close(void *ctx)
     rssm_cuda *cuda = ctx;
     if (cuda->context && !cuda->driver.push(cuda->context)) {
         give(cuda, cuda->fault, FAULT_BYTES);
-        give(cuda, cuda->regions, cuda->regions_bytes);
+        give(cuda, cuda->tables, cuda->tables_bytes);
         for (int i = 0; i < RSSM_NUM_LIBRARIES; i++)
             if (cuda->libraries[i])
                 cuda->driver.library_unload(cuda->libraries[i]);
@@ -248,23 +305,29 @@ static rssm_status cuda_open(const rssm_backend_options *options, void **ctx, rs
 static rssm_status cuda_bind(void *ctx, const rssm_pool *pool, rssm_error *err)
 {
     rssm_cuda *cuda = ctx;
+    int64_t bytes = rssm_cuda_tables_bytes(pool->num_regions, pool->num_layers);
+    void *block = rssm_mem_alloc(&cuda->mem, (size_t)bytes, 16);
+    if (!block)
+        return rssm_out_of_memory(err);
+    int64_t chunks = rssm_cuda_make_tables(pool, block);
     rssm_status status = rssm_cuda_enter(cuda, err);
-    if (status)
-        return status;
-    int64_t bytes = pool->num_regions * (int64_t)sizeof(rssm_region);
-    CUdeviceptr regions = 0;
-    CUresult result = take(cuda, bytes, &regions);
-    if (!result)
-        result = cuda->driver.to_device(regions, pool->regions, (size_t)bytes, NULL);
-    if (!result)
-        result = cuda->driver.stream_sync(NULL);
-    status = rssm_cuda_leave(cuda, result, "binding the pool", err);
+    CUdeviceptr tables = 0;
+    if (!status) {
+        CUresult result = take(cuda, bytes, &tables);
+        if (!result)
+            result = cuda->driver.to_device(tables, block, (size_t)bytes, NULL);
+        if (!result)
+            result = cuda->driver.stream_sync(NULL);
+        status = rssm_cuda_leave(cuda, result, "binding the pool", err);
+    }
+    rssm_mem_free(&cuda->mem, block, (size_t)bytes);
     if (status) {
-        cuda_free(cuda, (void *)regions, bytes);
+        cuda_free(cuda, (void *)tables, bytes);
         return status;
     }
-    cuda->regions = regions;
-    cuda->regions_bytes = bytes;
+    cuda->tables = tables;
+    cuda->tables_bytes = bytes;
+    cuda->chunks = chunks;
     cuda->pool = *pool;
     return RSSM_OK;
 }
@@ -293,7 +356,7 @@ static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count,
     rssm_cuda *cuda = ctx;
     const rssm_pool *pool = &cuda->pool;
     const rssm_cuda_reset args = {
-        .regions = (const rssm_region *)cuda->regions,
+        .regions = (const rssm_region *)cuda->tables,
         .cursor = pool->cursor,
         .cursor_slot = pool->cursor_slot,
         .S = pool->S,
@@ -394,6 +457,16 @@ static const rssm_backend cuda_backend = {
     .reset = cuda_reset,
     .step_begin = cuda_step_begin,
     .step = cuda_step,
+    .verify_begin = rssm_cuda_verify_begin,
+    .verify = rssm_cuda_verify,
+    .commit = rssm_cuda_commit,
+    .conv = rssm_cuda_conv,
+    .copy = rssm_cuda_copy_slots,
+    .import_state = rssm_cuda_import,
+    .export_state = rssm_cuda_export,
+    .flush = rssm_cuda_flush,
+    .read_slot = rssm_cuda_read_slot,
+    .write_slot = rssm_cuda_write_slot,
     .fault_word = cuda_fault_word,
     .fault_read = cuda_fault_read,
     .fault_clear = cuda_fault_clear,

@@ -1,6 +1,7 @@
 """Runs replayssm-bench and judges what does not depend on the machine: the bytes and flushes that it claims.
 
 usage: check.py replayssm-bench PLUGIN [options of the benchmark]
+       check.py REPORT.json                                           (of a run that is over)
 
 Bytes are modelled here once more from the shapes; the run's own count must differ by the record that a flush does not
 store, and by nothing else. Figures are printed, not judged: only a quiet machine may be held to them.
@@ -37,13 +38,22 @@ def check_summary(name, summary):
     check(0 < summary["p10"] <= summary["median"] <= summary["p90"], f"{name}: {summary}")
 
 
-def check_figure(name, case, figure, L):
+def model_bytes(case, L, T):
+    """Of one layer and pass, and what the run's own count has less: a plain step that flushes stores no record."""
     B = case["batch"]
     state, row, io = shape_bytes(case)
-    model = B * (2 * state + io if L == 1 else state * (1 + 1 / L) + row * ((L - 1) / 2 + 1) + io)
-    unstored = 0 if L == 1 else B * row / L
+    if T > 1:
+        return B * (state * (1 + T / L) + row * ((L + T) / 2 + T) + T * io), 0
+    if L == 1:
+        return B * (2 * state + io), 0
+    return B * (state * (1 + 1 / L) + row * ((L - 1) / 2 + 1) + io), B * row / L
+
+
+def check_figure(name, case, figure, L, T=1):
+    B = case["batch"]
+    model, unstored = model_bytes(case, L, T)
     check(figure["steps"] > 0, f"{name}: no steps")
-    check(figure["flushes"] * L == figure["steps"] * B,
+    check(figure["flushes"] * L == figure["steps"] * B * T,
           f"{name}: {figure['flushes']} flushes in {figure['steps']} steps of {B} rows, L = {L}")
     check(abs(figure["bytes"] - model) <= B, f"{name}: {figure['bytes']} bytes, {model} by the shapes")
     check(abs(figure["bytes_counted"] + unstored - model) <= B,
@@ -56,26 +66,37 @@ def check_case(case):
     name = f"{case['family']} {case['state']} batch {case['batch']} L {case['ring_length']}"
     for key in ("read_bytes_per_second", "copy_bytes_per_second"):
         check_summary(f"{name} {key}", case[key])
-    check_figure(name + " replay", case, case["replay"], case["ring_length"])
-    check_figure(name + " read-write", case, case["read_write"], 1)
-    check_figure(name + " automatic", case, case["automatic"], case["auto_ring_length"])
+    figures = [("replay", case["ring_length"], case.get("tokens", 1)), ("read_write", 1, 1)]
+    if "automatic" in case:
+        figures.append(("automatic", case["auto_ring_length"], 1))
+    for key, L, T in figures:
+        check_figure(f"{name} {key}", case, case[key], L, T)
+        if "kernels_per_layer" in case[key]:
+            most = 2 if T > 1 else 1
+            check(1 <= case[key]["kernels_per_layer"] <= most, f"{name}: {case[key]['kernels_per_layer']} kernels per layer")
     if "worst_over_median_together" in case:
         check(case["worst_over_median_together"] >= 1, name + ": worst below median")
         check(case["worst_over_median_spread"] >= 1, name + ": worst below median")
-    print(f"{name}: replay {case['replay']['us']['median']:.0f} us, {case['replay']['percent_of_read']:.0f} % of read; "
-          f"read-write {case['read_write']['us']['median']:.0f} us, "
-          f"{case['read_write']['percent_of_copy']:.0f} % of copy; "
-          f"automatic (L = {case['auto_ring_length']}) {case['automatic']['us']['median']:.0f} us")
+    print(name + ":", "; ".join(f"{key} (L = {L}) {case[key]['us']['median']:.2f} us, ratio {case[key]['ratio']['median']:.2f}"
+                                for key, L, _ in figures))
+
+
+def report_of(arguments):
+    """The benchmark's report, None when it did not run."""
+    if len(arguments) == 1:
+        with open(arguments[0], encoding="utf-8") as file:
+            return json.load(file)
+    bench, plugin, *options = arguments
+    run = subprocess.run([bench, "--plugin", plugin, "--json", *options], stdout=subprocess.PIPE, check=False)
+    check(run.returncode == 0, f"exit code {run.returncode}")
+    return json.loads(run.stdout) if run.returncode == 0 else None
 
 
 def main():
-    bench, plugin, *options = sys.argv[1:]
-    run = subprocess.run([bench, "--plugin", plugin, "--json", *options], stdout=subprocess.PIPE, check=False)
-    check(run.returncode == 0, f"exit code {run.returncode}")
-    if run.returncode == 0:
-        cases = json.loads(run.stdout)["cases"]
-        check(len(cases) > 0, "no cases")
-        for case in cases:
+    report = report_of(sys.argv[1:])
+    if report is not None:
+        check(len(report["cases"]) > 0, "no cases")
+        for case in report["cases"]:
             check_case(case)
     print(f"{passed} passed, {failed} failed")
     return failed > 0

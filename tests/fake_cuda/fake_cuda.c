@@ -1,4 +1,5 @@
 #include "fake_cuda.h"
+#include "fake_host.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -305,13 +306,15 @@ static CUresult record_launch(CUfunction f, const unsigned grid[3], const unsign
     for (int i = 0; i < 3; i++)
         if (!grid[i] || !block[i] || (i > 0 && grid[i] > 65535))
             return misused(CUDA_ERROR_INVALID_VALUE, "a grid of no blocks, or too many");
-    if (!f || !parameters || !parameters[0] || shared > (unsigned)state.shared)
+    if (!f || (!fake_host_launch && (!parameters || !parameters[0])) || shared > (unsigned)state.shared)
         return misused(CUDA_ERROR_INVALID_VALUE, "a launch without a kernel, without parameters, or too large");
     fake_launch *record = &state.launch[state.launches++ % FAKE_LAUNCHES];
     *record = (fake_launch){.shared = shared, .stream = stream};
     memcpy(record->grid, grid, sizeof record->grid);
     memcpy(record->block, block, sizeof record->block);
     snprintf(record->kernel, sizeof record->kernel, "%s", (const char *)(void *)f);
+    if (fake_host_launch)
+        fake_host_launch((const char *)(void *)f, parameters);
     return CUDA_SUCCESS;
 }
 

@@ -16,7 +16,10 @@
 
 #include "gpu.h"
 #include "replayssm.h"
+#include "rssm_conv.h"
 #include "rssm_fault.h"
+#include "rssm_slots.h"
+#include "rssm_verify.h"
 
 enum { GUARD = 256, GUARD_BYTE = 0xFF, MAX_TENSORS = RSSM_T_COUNT, ARENA_BYTES = 1 << 20 };
 static const size_t whole_limit = (size_t)256 << 20; /* larger spans travel row by row, without their gaps */
@@ -181,13 +184,13 @@ static void free_twins(mirrored *m)
 }
 
 /* A tensor in the arena is only staged here: call_send sends them all. */
-static void upload(const twin *twin, const DLTensor *t)
+static void upload(const twin *of, const DLTensor *t)
 {
-    if (twin->staged) {
-        memcpy(twin->staged + (first_byte(t) - twin->host), (const void *)first_byte(t), span_of(t));
+    if (of->staged) {
+        memcpy(of->staged + (first_byte(t) - of->host), (const void *)first_byte(t), span_of(t));
         return;
     }
-    CUdeviceptr to = twin->at + (first_byte(t) - twin->host);
+    CUdeviceptr to = of->at + (first_byte(t) - of->host);
     const char *from = (const char *)first_byte(t);
     size_t span = span_of(t), stride = t->strides ? (size_t)t->strides[0] * t->dtype.bits / 8 : row_bytes(t);
     if (span <= whole_limit)
@@ -204,34 +207,34 @@ static bool is_guard(const unsigned char *bytes)
     return true;
 }
 
-static void download_rows(const twin *twin, const DLTensor *t)
+static void download_rows(const twin *of, const DLTensor *t)
 {
     char *to = (char *)first_byte(t);
     size_t stride = t->strides ? (size_t)t->strides[0] * t->dtype.bits / 8 : row_bytes(t);
     for (int64_t i = 0; i < t->shape[0]; i++)
-        gpu_download(to + (size_t)i * stride, twin->at + (size_t)i * stride, row_bytes(t));
+        gpu_download(to + (size_t)i * stride, of->at + (size_t)i * stride, row_bytes(t));
 }
 
 /* Copies a tensor out of bytes that a twin with its guards has; false: the GPU wrote beyond the twin. */
-static bool copy_out(const twin *twin, const DLTensor *t, const unsigned char *bytes)
+static bool copy_out(const twin *of, const DLTensor *t, const unsigned char *bytes)
 {
-    memcpy((char *)first_byte(t), bytes + guard() + (first_byte(t) - twin->host), span_of(t));
-    return is_guard(bytes) && is_guard(bytes + guard() + twin->bytes);
+    memcpy((char *)first_byte(t), bytes + guard() + (first_byte(t) - of->host), span_of(t));
+    return is_guard(bytes) && is_guard(bytes + guard() + of->bytes);
 }
 
-static bool download(const twin *twin, const DLTensor *t)
+static bool download(const twin *of, const DLTensor *t)
 {
-    if (twin->staged)
-        return copy_out(twin, t, twin->staged - guard());
-    if (twin->bytes > whole_limit) {
-        download_rows(twin, t);
+    if (of->staged)
+        return copy_out(of, t, of->staged - guard());
+    if (of->bytes > whole_limit) {
+        download_rows(of, t);
         return true;
     }
-    unsigned char *copy = malloc(twin->bytes + 2 * GUARD);
+    unsigned char *copy = malloc(of->bytes + 2 * GUARD);
     if (!copy)
         return false;
-    gpu_download(copy, twin->at - guard(), twin->bytes + 2 * guard());
-    bool whole = copy_out(twin, t, copy);
+    gpu_download(copy, of->at - guard(), of->bytes + 2 * guard());
+    bool whole = copy_out(of, t, copy);
     free(copy);
     return whole;
 }
@@ -256,16 +259,16 @@ static const DLTensor *call_take(call *c, const DLTensor *t)
     c->host[c->count++] = t;
     if (!t->data || span_of(t) == 0)
         return device;
-    twin *twin = twin_of(c->m, first_byte(t), span_of(t));
-    if (!twin)
+    twin *of = twin_of(c->m, first_byte(t), span_of(t));
+    if (!of)
         return NULL;
-    upload(twin, t);
-    if (twin->staged) {
-        size_t first = (size_t)(twin->staged - c->m->arena.host) - guard(), end = first + twin->bytes + 2 * guard();
+    upload(of, t);
+    if (of->staged) {
+        size_t first = (size_t)(of->staged - c->m->arena.host) - guard(), end = first + of->bytes + 2 * guard();
         c->first = first < c->first ? first : c->first;
         c->end = end > c->end ? end : c->end;
     }
-    device->data = (void *)(twin->at + (first_byte(t) - twin->host) - t->byte_offset);
+    device->data = (void *)(of->at + (first_byte(t) - of->host) - t->byte_offset);
     return device;
 }
 
@@ -504,9 +507,278 @@ static rssm_status mirror_fault_clear(rssm_plugin *plugin, void *stream, rssm_er
 static const rssm_fault_api fault_api = {
     .struct_size = sizeof fault_api, .read = mirror_fault_read, .clear = mirror_fault_clear};
 
+/* ---- slots ------------------------------------------------------------------------------------------------------ */
+
+static const rssm_slots_api *real_slots(void)
+{
+    return real_api()->get_extension(RSSM_EXT_SLOTS);
+}
+
+/* A call that reads or writes the whole pool; `more` tensors besides. */
+static bool pool_call_begin(call *c, mirrored *m, int64_t more)
+{
+    if (!call_begin(c, m, m->num_pool + more))
+        return false;
+    for (int64_t i = 0; i < m->num_pool; i++)
+        if (!call_take(c, &m->pool[i]))
+            return false;
+    return true;
+}
+
+/* Tensors of each layer. NULL stays NULL; false: no memory. */
+static bool take_layers(call *c, const DLTensor *const *from, uint32_t layers, const DLTensor **to)
+{
+    for (uint32_t i = 0; from && i < layers; i++) {
+        to[i] = call_take(c, from[i]);
+        if (from[i] && !to[i])
+            return false;
+    }
+    return true;
+}
+
+enum { MAX_LAYERS = 256 };
+
+typedef rssm_status (*state_fn)(rssm_plugin *plugin, const rssm_state_args *args, rssm_error *err);
+
+static rssm_status state_call(rssm_plugin *plugin, const rssm_state_args *args, state_fn run, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    const DLTensor *states[MAX_LAYERS], *conv[MAX_LAYERS], *A_log[MAX_LAYERS], *A[MAX_LAYERS];
+    uint32_t layers = args->num_layers;
+    call c;
+    if (!m->cuda)
+        return run(m->real, args, err);
+    if (layers > MAX_LAYERS || !pool_call_begin(&c, m, 4 * (int64_t)layers + 1))
+        return no_memory(err);
+    if (!take_layers(&c, args->states, layers, states) || !take_layers(&c, args->conv, layers, conv) ||
+        !take_layers(&c, args->A_log, layers, A_log) || !take_layers(&c, args->A, layers, A))
+        return no_memory(err);
+    rssm_state_args copy = *args;
+    copy.slots = call_take(&c, args->slots);
+    copy.states = args->states ? states : NULL;
+    copy.conv = args->conv ? conv : NULL;
+    copy.A_log = args->A_log ? A_log : NULL;
+    copy.A = args->A ? A : NULL;
+    call_send(&c);
+    return call_end(&c, run(m->real, &copy, err), err);
+}
+
+static rssm_status mirror_import(rssm_plugin *plugin, const rssm_state_args *args, rssm_error *err)
+{
+    return state_call(plugin, args, real_slots()->import_state, err);
+}
+
+static rssm_status mirror_export(rssm_plugin *plugin, const rssm_state_args *args, rssm_error *err)
+{
+    return state_call(plugin, args, real_slots()->export_state, err);
+}
+
+static rssm_status mirror_copy(rssm_plugin *plugin, const rssm_copy_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    call c;
+    if (!m->cuda)
+        return real_slots()->copy(m->real, args, err);
+    if (!pool_call_begin(&c, m, 2))
+        return no_memory(err);
+    rssm_copy_args copy = *args;
+    copy.src = call_take(&c, args->src);
+    copy.dst = call_take(&c, args->dst);
+    call_send(&c);
+    return call_end(&c, real_slots()->copy(m->real, &copy, err), err);
+}
+
+static rssm_status mirror_flush(rssm_plugin *plugin, const rssm_flush_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    const DLTensor *A_log[MAX_LAYERS], *A[MAX_LAYERS];
+    uint32_t layers = args->num_layers;
+    call c;
+    if (!m->cuda)
+        return real_slots()->flush(m->real, args, err);
+    if (layers > MAX_LAYERS || !pool_call_begin(&c, m, 2 * (int64_t)layers + 1) ||
+        !take_layers(&c, args->A_log, layers, A_log) || !take_layers(&c, args->A, layers, A))
+        return no_memory(err);
+    rssm_flush_args copy = *args;
+    copy.slots = call_take(&c, args->slots);
+    copy.A_log = args->A_log ? A_log : NULL;
+    copy.A = args->A ? A : NULL;
+    call_send(&c);
+    return call_end(&c, real_slots()->flush(m->real, &copy, err), err);
+}
+
+static rssm_status mirror_saved_bytes(const rssm_plugin *plugin, uint64_t *bytes, rssm_error *err)
+{
+    return real_slots()->saved_bytes(unwrap(plugin)->real, bytes, err);
+}
+
+static rssm_status mirror_save(rssm_plugin *plugin, int64_t slot, void *buffer, uint64_t buffer_bytes,
+                               uint64_t *written, void *stream, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    call c;
+    if (!m->cuda)
+        return real_slots()->save(m->real, slot, buffer, buffer_bytes, written, stream, err);
+    if (!pool_call_begin(&c, m, 0))
+        return no_memory(err);
+    call_send(&c);
+    return call_end(&c, real_slots()->save(m->real, slot, buffer, buffer_bytes, written, stream, err), err);
+}
+
+static rssm_status mirror_load(rssm_plugin *plugin, int64_t slot, const void *buffer, uint64_t buffer_bytes,
+                               void *stream, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    call c;
+    if (!m->cuda)
+        return real_slots()->load(m->real, slot, buffer, buffer_bytes, stream, err);
+    if (!pool_call_begin(&c, m, 0))
+        return no_memory(err);
+    call_send(&c);
+    return call_end(&c, real_slots()->load(m->real, slot, buffer, buffer_bytes, stream, err), err);
+}
+
+static rssm_status mirror_acquire(rssm_plugin *plugin, uint64_t *handle, int64_t *slot, rssm_error *err)
+{
+    return real_slots()->acquire(unwrap(plugin)->real, handle, slot, err);
+}
+
+static rssm_status mirror_release(rssm_plugin *plugin, uint64_t handle, rssm_error *err)
+{
+    return real_slots()->release(unwrap(plugin)->real, handle, err);
+}
+
+static rssm_status mirror_check(const rssm_plugin *plugin, uint64_t handle, int64_t *slot, rssm_error *err)
+{
+    return real_slots()->check(unwrap(plugin)->real, handle, slot, err);
+}
+
+static const rssm_slots_api slots_api = {.struct_size = sizeof slots_api,
+                                         .import_state = mirror_import,
+                                         .export_state = mirror_export,
+                                         .copy = mirror_copy,
+                                         .flush = mirror_flush,
+                                         .saved_bytes = mirror_saved_bytes,
+                                         .save = mirror_save,
+                                         .load = mirror_load,
+                                         .acquire = mirror_acquire,
+                                         .release = mirror_release,
+                                         .check = mirror_check};
+
+/* ---- verify and conv -------------------------------------------------------------------------------------------- */
+
+static const rssm_verify_api *real_verify(void)
+{
+    return real_api()->get_extension(RSSM_EXT_VERIFY);
+}
+
+static rssm_status mirror_verify_begin(rssm_plugin *plugin, const rssm_verify_begin_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    call c;
+    if (!m->cuda)
+        return real_verify()->verify_begin(m->real, args, err);
+    if (!call_begin(&c, m, 4))
+        return no_memory(err);
+    rssm_verify_begin_args copy = *args;
+    copy.slots = call_take(&c, args->slots);
+    copy.cu_seqlens = call_take(&c, args->cu_seqlens);
+    copy.rows_out = call_take(&c, args->rows_out);
+    if (m->cursor >= 0)
+        call_take(&c, &m->pool[m->cursor]);
+    call_send(&c);
+    return call_end(&c, real_verify()->verify_begin(m->real, &copy, err), err);
+}
+
+static rssm_status mirror_commit(rssm_plugin *plugin, const rssm_commit_args *args, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    call c;
+    if (!m->cuda)
+        return real_verify()->commit(m->real, args, err);
+    if (!call_begin(&c, m, 3))
+        return no_memory(err);
+    rssm_commit_args copy = *args;
+    copy.rows = call_take(&c, args->rows);
+    copy.accepted = call_take(&c, args->accepted);
+    if (m->cursor >= 0)
+        call_take(&c, &m->pool[m->cursor]);
+    call_send(&c);
+    return call_end(&c, real_verify()->commit(m->real, &copy, err), err);
+}
+
+/* decode's kind of call; those that only validate take a const plugin. */
+static rssm_status step_call(rssm_plugin *plugin, const rssm_decode_args *args, step_fn run, rssm_error *err)
+{
+    mirrored *m = unwrap(plugin);
+    return m->cuda ? step(m, args, run, err) : run(m->real, args, err);
+}
+
+static rssm_status validate_verify(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    return real_verify()->validate(plugin, args, err);
+}
+
+static rssm_status mirror_verify_validate(const rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    return step_call((rssm_plugin *)(uintptr_t)plugin, args, validate_verify, err);
+}
+
+static rssm_status mirror_verify(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    return step_call(plugin, args, real_verify()->verify, err);
+}
+
+static const rssm_verify_api verify_api = {.struct_size = sizeof verify_api,
+                                           .verify_begin = mirror_verify_begin,
+                                           .validate = mirror_verify_validate,
+                                           .verify = mirror_verify,
+                                           .commit = mirror_commit};
+
+static const rssm_conv_api *real_conv(void)
+{
+    return real_api()->get_extension(RSSM_EXT_CONV);
+}
+
+static rssm_status validate_conv(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    return real_conv()->validate(plugin, args, err);
+}
+
+static rssm_status mirror_conv_validate(const rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    return step_call((rssm_plugin *)(uintptr_t)plugin, args, validate_conv, err);
+}
+
+static rssm_status mirror_conv(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    return step_call(plugin, args, real_conv()->conv, err);
+}
+
+static rssm_status mirror_conv_verify(rssm_plugin *plugin, const rssm_decode_args *args, rssm_error *err)
+{
+    return step_call(plugin, args, real_conv()->conv_verify, err);
+}
+
+static const rssm_conv_api conv_api = {.struct_size = sizeof conv_api,
+                                       .validate = mirror_conv_validate,
+                                       .conv = mirror_conv,
+                                       .conv_verify = mirror_conv_verify};
+
+static const struct {
+    const char *id;
+    const void *table;
+} extensions[] = {{RSSM_EXT_FAULT, &fault_api},
+                  {RSSM_EXT_SLOTS, &slots_api},
+                  {RSSM_EXT_VERIFY, &verify_api},
+                  {RSSM_EXT_CONV, &conv_api}};
+
 static const void *mirror_extension(const char *id)
 {
-    return strcmp(id, RSSM_EXT_FAULT) == 0 ? &fault_api : NULL;
+    for (size_t i = 0; id && i < sizeof extensions / sizeof extensions[0]; i++)
+        if (strcmp(id, extensions[i].id) == 0)
+            return extensions[i].table;
+    return NULL;
 }
 
 static const char *mirror_status_name(rssm_status status)

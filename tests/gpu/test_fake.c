@@ -10,7 +10,9 @@
 #include <unistd.h>
 
 #include "fake_cuda/fake_cuda.h"
+#include "rssm_conv.h"
 #include "rssm_fault.h"
+#include "rssm_slots.h"
 #include "unit/harness.h"
 
 static fake_cuda *fake; /* the driver's books */
@@ -44,7 +46,13 @@ typedef struct run {
     h_call *call;
     h_tensor slots, list;
     void *stream;
+    /* Slot operations and the convolution. */
+    h_tensor targets, states, history, conv_in, conv_weight, conv_out;
+    void *saved;
+    uint64_t saved_bytes;
 } run;
+
+enum { TAPS = 4 }; /* the width that h_dims gives */
 
 static void to_device(h_tensor *tensor)
 {
@@ -53,7 +61,35 @@ static void to_device(h_tensor *tensor)
 
 static h_spec tuned(void)
 {
-    return (h_spec){.family = RSSM_FAMILY_GDN, .H = 1, .HV = 2, .K = 128, .V = 128, .num_slots = 5};
+    return (h_spec){.family = RSSM_FAMILY_GDN,
+                    .H = 1,
+                    .HV = 2,
+                    .K = 128,
+                    .V = 128,
+                    .num_slots = 6,
+                    .S = 6,
+                    .init_flags = RSSM_INIT_CONV_STATE};
+}
+
+static void make_on_device(h_tensor *tensor, DLDataType type, int ndim, const int64_t *shape)
+{
+    h_tensor_make(tensor, type, ndim, shape, 0);
+    to_device(tensor);
+}
+
+/* Tensors of slot operations and of the convolution: the second half of the slots are copies' targets. */
+static void make_more(run *r)
+{
+    const h_spec *s = &r->spec;
+    const int64_t B = s->B, channels = 2 * (int64_t)s->H * s->K + (int64_t)s->HV * s->V;
+    make_on_device(&r->targets, h_int_type(32), 1, (const int64_t[]){B});
+    for (int64_t b = 0; b < B; b++)
+        h_set(&r->targets.t, b, 0, 0, 0, (double)(B + b));
+    make_on_device(&r->states, h_float_type(RSSM_DTYPE_FLOAT16), 4, (const int64_t[]){B, s->HV, s->K, s->V});
+    make_on_device(&r->history, h_float_type(RSSM_DTYPE_FLOAT32), 3, (const int64_t[]){B, channels, TAPS - 1});
+    make_on_device(&r->conv_in, h_float_type(s->io), 2, (const int64_t[]){B, channels});
+    make_on_device(&r->conv_weight, h_float_type(s->io), 2, (const int64_t[]){channels, TAPS});
+    make_on_device(&r->conv_out, h_float_type(s->io), 2, (const int64_t[]){B, channels});
 }
 
 static rssm_status run_init(run *r, h_spec spec, uint32_t flags, int32_t device, rssm_error *err)
@@ -78,6 +114,7 @@ static rssm_status run_init(run *r, h_spec spec, uint32_t flags, int32_t device,
         h_set(&r->slots.t, b, 0, 0, 0, (double)b);
         h_set(&r->list.t, b, 0, 0, 0, (double)b);
     }
+    make_more(r);
     return status;
 }
 
@@ -91,8 +128,11 @@ static void run_free(run *r)
 {
     h_teardown(&r->plugin);
     h_call_free(r->call);
-    h_tensor_free(&r->slots);
-    h_tensor_free(&r->list);
+    h_tensor *const all[] = {&r->slots,   &r->list,    &r->targets,     &r->states,
+                             &r->history, &r->conv_in, &r->conv_weight, &r->conv_out};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        h_tensor_free(all[i]);
+    free(r->saved);
 }
 
 static rssm_status prepare(run *r, rssm_error *err)
@@ -161,10 +201,90 @@ static rssm_status fault_clear(run *r, rssm_error *err)
     return fault_api()->clear(r->plugin, r->stream, err);
 }
 
+static const rssm_slots_api *slots_api(void)
+{
+    return h_api()->get_extension(RSSM_EXT_SLOTS);
+}
+
+static rssm_status copy_slots(run *r, rssm_error *err)
+{
+    const rssm_copy_args args = {
+        .struct_size = sizeof args, .src = &r->list.t, .dst = &r->targets.t, .stream = r->stream};
+    return slots_api()->copy(r->plugin, &args, err);
+}
+
+typedef rssm_status (*state_call)(rssm_plugin *, const rssm_state_args *, rssm_error *);
+
+static rssm_status move_states(run *r, state_call call, bool folds, rssm_error *err)
+{
+    const DLTensor *states[] = {&r->states.t}, *history[] = {&r->history.t};
+    const DLTensor *decay[] = {r->call->roles[RSSM_T_A_LOG]};
+    const rssm_state_args args = {.struct_size = sizeof args,
+                                  .slots = &r->list.t,
+                                  .states = states,
+                                  .conv = history,
+                                  .A_log = folds && r->spec.family == RSSM_FAMILY_MAMBA2 ? decay : NULL,
+                                  .num_layers = 1,
+                                  .order = RSSM_STATE_KV,
+                                  .stream = r->stream};
+    return call(r->plugin, &args, err);
+}
+
+static rssm_status import_states(run *r, rssm_error *err)
+{
+    return move_states(r, slots_api()->import_state, false, err);
+}
+
+static rssm_status export_states(run *r, rssm_error *err)
+{
+    return move_states(r, slots_api()->export_state, true, err);
+}
+
+static rssm_status flush_slots(run *r, rssm_error *err)
+{
+    const DLTensor *decay[] = {r->call->roles[RSSM_T_A_LOG]};
+    const bool needs = r->spec.family == RSSM_FAMILY_MAMBA2;
+    const rssm_flush_args args = {.struct_size = sizeof args,
+                                  .slots = &r->list.t,
+                                  .A_log = needs ? decay : NULL,
+                                  .num_layers = needs,
+                                  .stream = r->stream};
+    return slots_api()->flush(r->plugin, &args, err);
+}
+
+static rssm_status save(run *r, rssm_error *err)
+{
+    uint64_t bytes = 0;
+    rssm_error other = h_error();
+    ck_assert_int_eq(slots_api()->saved_bytes(r->plugin, &bytes, &other), RSSM_OK);
+    free(r->saved);
+    r->saved = malloc(bytes);
+    return slots_api()->save(r->plugin, 1, r->saved, bytes, &r->saved_bytes, r->stream, err);
+}
+
+static rssm_status load(run *r, rssm_error *err)
+{
+    return slots_api()->load(r->plugin, 4, r->saved, r->saved_bytes, r->stream, err);
+}
+
+static rssm_status convolve(run *r, rssm_error *err)
+{
+    const rssm_conv_api *conv = h_api()->get_extension(RSSM_EXT_CONV);
+    const DLTensor *roles[RSSM_T_COUNT] = {[RSSM_T_ROWS] = r->call->roles[RSSM_T_ROWS],
+                                           [RSSM_T_CONV] = r->call->roles[RSSM_T_CONV],
+                                           [RSSM_T_CONV_IN] = &r->conv_in.t,
+                                           [RSSM_T_CONV_WEIGHT] = &r->conv_weight.t,
+                                           [RSSM_T_CONV_OUT] = &r->conv_out.t};
+    const rssm_decode_args args = {
+        .struct_size = sizeof args, .tensors = roles, .num_tensors = RSSM_T_COUNT, .stream = r->stream};
+    return conv->conv(r->plugin, &args, err);
+}
+
 typedef rssm_status (*action)(run *r, rssm_error *err);
 
-static const action scenario[] = {prepare,     pool_create, reset,  begin,      decode,
-                                  fault_clear, fault_read,  decode, begin_deep, decode};
+static const action scenario[] = {prepare,    pool_create,   reset,       begin,  decode,   fault_clear,
+                                  fault_read, decode,        begin_deep,  decode, convolve, import_states,
+                                  copy_slots, export_states, flush_slots, save,   load,     decode};
 enum { NUM_ACTIONS = sizeof scenario / sizeof scenario[0] };
 
 static void must(run *r, action act, const char *name)
@@ -238,29 +358,67 @@ START_TEST(the_plugin_allocated_pool_is_zero)
     MUST(&r, pool_create);
     const DLTensor *state = r.call->roles[RSSM_T_STATE];
     ck_assert_int_eq(state->device.device_type, kDLCUDA);
-    for (int64_t i = 0; i < 5 * 2 * 128 * 128; i++)
+    for (int64_t i = 0; i < 6 * 2 * 128 * 128; i++)
         ck_assert_msg(((const float *)state->data)[i] == 0, "state element %lld is not 0", (long long)i);
     run_free(&r);
 }
 END_TEST
 
-/* Calls for the device are three of the driver's: push, launch, pop; no memory, no waiting. */
+/* What a call for the device enqueues. */
+typedef struct enqueued {
+    action act;
+    int launches;
+    const char *kernel; /* the first; prefix of its name */
+} enqueued;
+
+static const enqueued device_calls[] = {
+    {reset, 1, "rssm_reset"},
+    {begin, 1, "rssm_step_begin"},
+    {decode, 1, "rssm_step_gdn"},
+    {convolve, 1, "rssm_conv"},
+    {copy_slots, 1, "rssm_slots_copy"},
+    {import_states, 1, "rssm_slots_import"},
+    {export_states, 1, "rssm_slots_export"},
+    {flush_slots, 2, "rssm_slots_flush"}, /* the cursors move last */
+};
+enum { NUM_DEVICE_CALLS = sizeof device_calls / sizeof device_calls[0] };
+
+/* Three calls of the driver for each launch: push, launch, pop; no memory, no waiting. */
 START_TEST(a_step_only_enqueues)
 {
-    static const action acts[] = {reset, begin, decode};
-    static const char *const kernels[] = {"rssm_reset", "rssm_step_begin", "rssm_step_gdn"};
     run r;
     run_new(&r, tuned());
     MUST(&r, prepare);
     MUST(&r, pool_create);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < NUM_DEVICE_CALLS; i++) {
+        const enqueued *call = &device_calls[i];
         int64_t calls = fake->calls, launches = fake->launches;
-        must(&r, acts[i], kernels[i]);
-        ck_assert_int_eq(fake->calls, calls + 3);
-        ck_assert_int_eq(fake->launches, launches + 1);
+        must(&r, call->act, call->kernel);
+        ck_assert_int_eq(fake->calls, calls + 3 * call->launches);
+        ck_assert_int_eq(fake->launches, launches + call->launches);
         const char *kernel = fake->launch[launches % FAKE_LAUNCHES].kernel;
-        ck_assert_msg(strncmp(kernel, kernels[i], strlen(kernels[i])) == 0, "%s ran, not %s", kernel, kernels[i]);
+        ck_assert_msg(strncmp(kernel, call->kernel, strlen(call->kernel)) == 0, "%s ran, not %s", kernel, call->kernel);
     }
+    ck_assert_int_eq(fake->misuse, 0);
+    run_free(&r);
+}
+END_TEST
+
+/* A saved slot is the pool's bytes, and comes back. */
+START_TEST(a_saved_slot_comes_back)
+{
+    run r;
+    run_new(&r, tuned());
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    const DLTensor *state = r.call->roles[RSSM_T_STATE];
+    uint64_t random = 1;
+    h_fill_random(state, -1, 1, &random);
+    MUST(&r, save);
+    MUST(&r, load);
+    for (int64_t i = 0; i < 2 * 128 * 128; i++)
+        ck_assert(h_get(state, 4, i / 16384, i / 128 % 128, i % 128) ==
+                  h_get(state, 1, i / 16384, i / 128 % 128, i % 128));
     run_free(&r);
 }
 END_TEST
@@ -308,19 +466,24 @@ END_TEST
 
 START_TEST(streams_are_passed_on)
 {
-    static const action enqueued[] = {reset, begin, decode};
     run r;
     run_new(&r, tuned());
     MUST(&r, prepare);
     MUST(&r, pool_create);
     for (uintptr_t stream = 0; stream < 3; stream++) {
         r.stream = (void *)(stream * 0x1000);
-        for (int i = 0; i < 3; i++) {
-            MUST(&r, enqueued[i]);
+        for (int i = 0; i < NUM_DEVICE_CALLS; i++) {
+            must(&r, device_calls[i].act, device_calls[i].kernel);
             ck_assert_ptr_eq(fake->launch[(fake->launches - 1) % FAKE_LAUNCHES].stream, r.stream);
         }
         MUST(&r, fault_read);
         ck_assert_ptr_eq(fake->stream_of[FAKE_to_host], r.stream);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_stream_sync], r.stream);
+        MUST(&r, save);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_to_host], r.stream);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_stream_sync], r.stream);
+        MUST(&r, load);
+        ck_assert_ptr_eq(fake->stream_of[FAKE_to_device], r.stream);
         ck_assert_ptr_eq(fake->stream_of[FAKE_stream_sync], r.stream);
         int64_t waits = fake->calls_of[FAKE_stream_sync];
         MUST(&r, fault_clear);
@@ -404,7 +567,7 @@ START_TEST(two_instances)
 {
     run first, second;
     run_new(&first, tuned());
-    h_spec other = {.family = RSSM_FAMILY_MAMBA2, .num_slots = 5};
+    h_spec other = {.family = RSSM_FAMILY_MAMBA2, .num_slots = 6, .S = 6, .init_flags = RSSM_INIT_CONV_STATE};
     run_new(&second, other);
     for (int i = 0; i < NUM_ACTIONS; i++) {
         MUST(&first, scenario[i]);
@@ -570,6 +733,8 @@ static void go_on(run *r, int from, CUresult error, const char *where)
         rssm_error err = h_error();
         if (i > from && scenario[from] == pool_create && dead && i > 1)
             return; /* without a pool there is nothing to call */
+        if (scenario[i] == load && !r->saved_bytes)
+            continue; /* the instance died before it could save */
         rssm_status status = scenario[i](r, &err);
         ck_assert_msg(status == (dead ? RSSM_ERR_DEVICE_LOST : RSSM_OK), "%s, then action %d: status %d: %s", where, i,
                       status, err.message);
@@ -733,6 +898,11 @@ START_TEST(a_step_takes_no_memory)
         MUST(&r, reset);
         MUST(&r, begin);
         MUST(&r, decode);
+        MUST(&r, convolve);
+        MUST(&r, import_states);
+        MUST(&r, copy_slots);
+        MUST(&r, export_states);
+        MUST(&r, flush_slots);
         MUST(&r, fault_read);
         MUST(&r, fault_clear);
     }
@@ -796,6 +966,7 @@ static Suite *suite(void)
                                                 &what_an_instance_holds,
                                                 &the_plugin_allocated_pool_is_zero,
                                                 &a_step_only_enqueues,
+                                                &a_saved_slot_comes_back,
                                                 &the_general_kernel_serves_the_rest,
                                                 &little_shared_memory,
                                                 &streams_are_passed_on,

@@ -1,0 +1,241 @@
+/* Slot operations on the host's side: copies, states in and out, flushes, saved slots. */
+#include "cuda/slots.h"
+
+#include "core/error.h"
+#include "cuda/instance.h"
+
+/* Blocks per multiprocessor that a copy is cut into, where it has chunks enough: several times what runs at once, so that the
+ * last ones end together. */
+#ifndef COPY_BLOCKS
+#define COPY_BLOCKS  16
+#define STATE_BLOCKS 12
+#endif
+enum { MAX_RUN = 16, MAX_GRID_X = INT32_MAX, MAX_GRID_YZ = 65535 };
+
+_Static_assert(sizeof(rssm_cuda_states) <= 4096, "more than the arguments of a kernel may be");
+
+static uint32_t at_most(int64_t count, int64_t most)
+{
+    return (uint32_t)(count < most ? count : most);
+}
+
+static int64_t parts_of(int64_t whole, int64_t part)
+{
+    return (whole + part - 1) / part;
+}
+
+/* ---- tables in device memory ------------------------------------------------------------------------------------ */
+
+/* regions[], layers[], first_chunk[]: one allocation, in this order; each has 8-byte elements. */
+int64_t rssm_cuda_tables_bytes(int64_t num_regions, int64_t num_layers)
+{
+    return num_regions * (int64_t)sizeof(rssm_region) + num_layers * (int64_t)sizeof(rssm_pool_layer) +
+           (num_regions + 1) * (int64_t)sizeof(int64_t);
+}
+
+static const rssm_region *device_regions(const rssm_cuda *cuda)
+{
+    return (const rssm_region *)cuda->tables;
+}
+
+static const rssm_pool_layer *device_layers(const rssm_cuda *cuda)
+{
+    return (const rssm_pool_layer *)(device_regions(cuda) + cuda->pool.num_regions);
+}
+
+static const int64_t *device_chunks(const rssm_cuda *cuda)
+{
+    return (const int64_t *)(device_layers(cuda) + cuda->pool.num_layers);
+}
+
+/* The tables of a pool into a host block of rssm_cuda_tables_bytes(); returns the chunks of a slot. */
+int64_t rssm_cuda_make_tables(const rssm_pool *pool, void *block)
+{
+    rssm_region *regions = block;
+    rssm_pool_layer *layers = (rssm_pool_layer *)(regions + pool->num_regions);
+    int64_t *first = (int64_t *)(layers + pool->num_layers), chunks = 0;
+    for (int32_t i = 0; i < pool->num_regions; i++) {
+        regions[i] = pool->regions[i];
+        first[i] = chunks;
+        chunks += parts_of(pool->regions[i].slot_bytes, RSSM_CUDA_COPY_CHUNK);
+    }
+    for (int32_t i = 0; i < pool->num_layers; i++)
+        layers[i] = pool->layers[i];
+    return first[pool->num_regions] = chunks;
+}
+
+static rssm_cuda_slots judged_by(const rssm_cuda *cuda, uint32_t *fault)
+{
+    const rssm_pool *pool = &cuda->pool;
+    return (rssm_cuda_slots){
+        .S = pool->S,
+        .pad_slot = pool->pad_slot,
+        .cursor = pool->cursor,
+        .cursor_slot = pool->cursor_slot,
+        .L = pool->L,
+        .R = pool->R,
+        .conv_len = pool->conv_len,
+        .has_ring = pool->layers[0].d_cache.data != NULL,
+        .fault = fault,
+    };
+}
+
+/* ---- copy ------------------------------------------------------------------------------------------------------- */
+
+rssm_status rssm_cuda_copy_slots(void *ctx, const rssm_slot_copy *copy, void *stream, rssm_error *err)
+{
+    rssm_cuda *cuda = ctx;
+    const rssm_cuda_copy args = {
+        .in = judged_by(cuda, copy->fault),
+        .n = copy->n,
+        .src = copy->src,
+        .dst = copy->dst,
+        .regions = device_regions(cuda),
+        .first_chunk = device_chunks(cuda),
+        .num_regions = cuda->pool.num_regions,
+        .chunks = cuda->chunks,
+    };
+    if (copy->n == 0)
+        return RSSM_OK;
+    int64_t shares = parts_of((int64_t)cuda->multiprocessors * COPY_BLOCKS, copy->n);
+    const rssm_cuda_launch how = {
+        .grid = {at_most(shares, cuda->chunks), at_most(copy->n, MAX_GRID_YZ), 1},
+        .threads = RSSM_CUDA_SLOT_THREADS,
+    };
+    return rssm_cuda_run(cuda, RSSM_KERNEL_SLOTS_COPY, &how, &args, stream, "launching a copy of slots", err);
+}
+
+/* ---- states ----------------------------------------------------------------------------------------------------- */
+
+/* Tiles per block. Those that share their keys (one head's, or of all value heads of a key head where the keys carry no
+ * gate) are best done by one block, but only where there are blocks enough. */
+static int32_t tiles_per_block(const rssm_cuda *cuda, int64_t n, int64_t tiles_of_head)
+{
+    const rssm_pool *pool = &cuda->pool;
+    int64_t run = tiles_of_head * (pool->family == RSSM_FAMILY_KDA ? 1 : pool->HV / pool->H);
+    int64_t all = n * pool->num_layers * pool->HV * tiles_of_head,
+            enough = (int64_t)cuda->multiprocessors * STATE_BLOCKS;
+    while (run > 1 && all / run < enough)
+        run = run % 2 ? 1 : run / 2;
+    return (int32_t)(run < MAX_RUN ? run : MAX_RUN);
+}
+
+/* All layers, some per launch. history: elements of a row's convolution history in the kernel's work, 0 = none. */
+static rssm_status run_states(rssm_cuda *cuda, int kernel, const rssm_state_io *io, int64_t history, void *stream,
+                              const char *what, rssm_error *err)
+{
+    const rssm_pool *pool = &cuda->pool;
+    const int64_t tiles = parts_of(pool->K, RSSM_CUDA_STATE_CHANNELS) * parts_of(pool->V, RSSM_CUDA_STATE_ROWS);
+    rssm_cuda_states args = {
+        .in = judged_by(cuda, io->fault),
+        .n = io->n,
+        .slots = io->slots,
+        .family = pool->family,
+        .H = pool->H,
+        .HV = pool->HV,
+        .K = pool->K,
+        .V = pool->V,
+        .transposed = io->transposed,
+        .decay_is_A = io->decay_is_A,
+        .spread_step = pool->spread_step,
+        .conv_channels = pool->conv_channels,
+        .conv_width = pool->conv_width,
+        .state_tiles = (int32_t)(tiles * pool->HV),
+        .run = tiles_per_block(cuda, io->n, tiles),
+    };
+    args.state_blocks = (args.state_tiles + args.run - 1) / args.run;
+    rssm_status status = RSSM_OK;
+    for (int32_t first = 0; !status && first < pool->num_layers; first += RSSM_CUDA_STATE_LAYERS) {
+        args.num_layers = (int32_t)at_most(pool->num_layers - first, RSSM_CUDA_STATE_LAYERS);
+        args.first = first == 0;
+        args.pool = device_layers(cuda) + first;
+        for (int32_t i = 0; i < args.num_layers; i++)
+            args.layer[i] = io->layers[first + i];
+        const rssm_cuda_launch how = {
+            .grid = {at_most(args.state_blocks + parts_of(history, RSSM_CUDA_HISTORY), MAX_GRID_X),
+                     at_most(io->n, MAX_GRID_YZ), (uint32_t)args.num_layers},
+            .threads = RSSM_CUDA_SLOT_THREADS,
+        };
+        status = rssm_cuda_run(cuda, kernel, &how, &args, stream, what, err);
+    }
+    return status;
+}
+
+rssm_status rssm_cuda_import(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err)
+{
+    rssm_cuda *cuda = ctx;
+    int64_t history = (int64_t)cuda->pool.conv_channels * cuda->pool.conv_len;
+    return io->n ? run_states(cuda, RSSM_KERNEL_SLOTS_IMPORT, io, history, stream, "launching an import", err)
+                 : RSSM_OK;
+}
+
+rssm_status rssm_cuda_export(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err)
+{
+    rssm_cuda *cuda = ctx;
+    int64_t history = 0;
+    for (int32_t i = 0; i < cuda->pool.num_layers && cuda->pool.conv_len > 0; i++)
+        if (io->layers[i].conv)
+            history = (int64_t)cuda->pool.conv_channels * (cuda->pool.conv_width - 1);
+    return io->n ? run_states(cuda, RSSM_KERNEL_SLOTS_EXPORT, io, history, stream, "launching an export", err)
+                 : RSSM_OK;
+}
+
+rssm_status rssm_cuda_flush(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err)
+{
+    rssm_cuda *cuda = ctx;
+    if (io->n == 0)
+        return RSSM_OK;
+    rssm_status status = run_states(cuda, RSSM_KERNEL_SLOTS_FLUSH, io, 0, stream, "launching a flush", err);
+    if (status)
+        return status;
+    const rssm_cuda_flushed args = {.in = judged_by(cuda, io->fault), .n = io->n, .slots = io->slots};
+    const rssm_cuda_launch how = {.grid = {at_most(io->n, MAX_GRID_X), 1, 1}, .threads = RSSM_CUDA_SLOT_THREADS};
+    return rssm_cuda_run(cuda, RSSM_KERNEL_SLOTS_FLUSHED, &how, &args, stream, "launching a flush's end", err);
+}
+
+/* ---- saved slots ------------------------------------------------------------------------------------------------ */
+
+/* All regions of a slot, end to end in host memory, and its cursor. */
+rssm_status rssm_cuda_read_slot(void *ctx, int64_t slot, int32_t cursor[4], void *bytes, void *stream, rssm_error *err)
+{
+    rssm_cuda *cuda = ctx;
+    const rssm_pool *pool = &cuda->pool;
+    char *to = bytes;
+    rssm_status status = rssm_cuda_enter(cuda, err);
+    if (status)
+        return status;
+    CUresult result = cuda->driver.to_host(cursor, (CUdeviceptr)(pool->cursor + slot * pool->cursor_slot),
+                                           4 * sizeof(int32_t), (CUstream)stream);
+    for (int32_t i = 0; !result && i < pool->num_regions; i++) {
+        const rssm_region *region = &pool->regions[i];
+        result = cuda->driver.to_host(to, (CUdeviceptr)region->data + (CUdeviceptr)(slot * region->slot_stride),
+                                      (size_t)region->slot_bytes, (CUstream)stream);
+        to += region->slot_bytes;
+    }
+    CUresult done =
+        cuda->driver.stream_sync((CUstream)stream); /* also after an error: copies to host memory are under way */
+    return rssm_cuda_leave(cuda, result ? result : done, "reading a slot", err);
+}
+
+rssm_status rssm_cuda_write_slot(void *ctx, int64_t slot, const int32_t cursor[4], const void *bytes, void *stream,
+                                 rssm_error *err)
+{
+    rssm_cuda *cuda = ctx;
+    const rssm_pool *pool = &cuda->pool;
+    const char *from = bytes;
+    rssm_status status = rssm_cuda_enter(cuda, err);
+    if (status)
+        return status;
+    CUresult result = CUDA_SUCCESS;
+    for (int32_t i = 0; !result && i < pool->num_regions; i++) {
+        const rssm_region *region = &pool->regions[i];
+        result = cuda->driver.to_device((CUdeviceptr)region->data + (CUdeviceptr)(slot * region->slot_stride), from,
+                                        (size_t)region->slot_bytes, (CUstream)stream);
+        from += region->slot_bytes;
+    }
+    if (!result)
+        result = cuda->driver.to_device((CUdeviceptr)(pool->cursor + slot * pool->cursor_slot), cursor,
+                                        4 * sizeof(int32_t), (CUstream)stream);
+    CUresult done = cuda->driver.stream_sync((CUstream)stream);
+    return rssm_cuda_leave(cuda, result ? result : done, "writing a slot", err);
+}

@@ -1,0 +1,727 @@
+/* Slot operations, each over all layers: copies, and materialised states in and out.
+ *
+ * A slot index out of range is passed over; so is a slot that a list names twice where it is written, or a cursor out of
+ * range, and these two mark the fault word. Every block judges for itself, from the lists and cursors that no block of the same
+ * launch changes.
+ */
+#include "cuda/slots.h"
+#include "step_math.cuh"
+
+#define THREADS  RSSM_CUDA_SLOT_THREADS
+#define WARPS    (THREADS / 32)
+#define ALL      0xffffffffu
+#define ROWS     RSSM_CUDA_STATE_ROWS
+#define CHANNELS RSSM_CUDA_STATE_CHANNELS
+#define LINES    8  /* quads of a tile per thread */
+#define RECORDS  16 /* that a fold takes at once: two a warp */
+
+/* ---- judging ---------------------------------------------------------------------------------------------------- */
+
+struct slot_cursor {
+    int32_t base, count, conv, shortened;
+};
+
+DEVICE bool in_pool(const rssm_cuda_slots &p, int64_t slot)
+{
+    return slot >= 0 && slot < p.S && slot != p.pad_slot;
+}
+
+DEVICE slot_cursor load_cursor(const rssm_cuda_slots &p, int64_t slot)
+{
+    const int32_t *const at = p.cursor + slot * p.cursor_slot;
+    return {at[0], at[1], at[2], at[3]};
+}
+
+DEVICE bool cursor_is_good(const rssm_cuda_slots &p, const slot_cursor &c)
+{
+    return c.base >= 0 && c.base < p.R && c.count >= 0 && c.count <= (p.has_ring ? p.L : 0) && c.conv >= 0 &&
+           c.conv < max(p.conv_len, 1) && c.shortened >= 0 && c.shortened < p.L;
+}
+
+/* Whether an entry of the list but `own` (-1: any entry) names the slot: the same answer in all threads of the block. */
+DEVICE bool is_named(const rssm_index &list, int64_t n, int64_t own, int64_t slot)
+{
+    int named = 0;
+    for (int64_t i = threadIdx.x; i < n; i += blockDim.x)
+        named |= i != own && load_index(list, i) == slot;
+    return __syncthreads_or(named) != 0;
+}
+
+/* Said once per launch: by the first thread of the first block of an entry. */
+DEVICE void slot_fault(const rssm_cuda_slots &p, uint32_t bit)
+{
+    if (threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.z == 0 && p.fault)
+        atomicOr(p.fault, bit);
+}
+
+#define COPY_AHEAD (RSSM_CUDA_COPY_CHUNK / 16 / THREADS) /* 16-byte pieces of a chunk per thread */
+
+/* ---- copy ------------------------------------------------------------------------------------------------------- */
+
+/* The region of a slot that a chunk lies in: the last with first[region] <= chunk. A search by 32 lanes. */
+DEVICE int region_of(const int64_t *first, int regions, int64_t chunk)
+{
+    const int lane = threadIdx.x & 31;
+    int low = 0;
+    for (int span = regions; span > 1;) {
+        const int step = (span + 31) / 32, at = lane * step;
+        const bool before = at < span && first[low + at] <= chunk;
+        const int skip = (__popc(__ballot_sync(ALL, before)) - 1) * step;
+        low += skip;
+        span = min(step, span - skip);
+    }
+    return low;
+}
+
+/* bytes, a multiple of sizeof(T), by the threads of a block: COPY_AHEAD loads in flight, then as many stores. */
+template <class T> DEVICE void copy_units(unsigned char *to, const unsigned char *from, int bytes)
+{
+    const int units = bytes / (int)sizeof(T);
+    for (int i0 = threadIdx.x; i0 < units; i0 += COPY_AHEAD * THREADS) {
+        const T *const source = (const T *)from + i0;
+        T *const target = (T *)to + i0;
+        T x[COPY_AHEAD];
+#pragma unroll
+        for (int i = 0; i < COPY_AHEAD; ++i)
+            if (i0 + i * THREADS < units)
+                x[i] = source[i * THREADS];
+#pragma unroll
+        for (int i = 0; i < COPY_AHEAD; ++i)
+            if (i0 + i * THREADS < units)
+                target[i * THREADS] = x[i];
+    }
+}
+
+/* In the widest units that addresses and size allow; elements have two bytes or four. */
+DEVICE void copy_bytes(unsigned char *to, const unsigned char *from, int bytes)
+{
+    const uint64_t bits = (uint64_t)(uintptr_t)to | (uint64_t)(uintptr_t)from;
+    if (bits % 16 == 0) {
+        const int whole = bytes & ~15;
+        copy_units<uint4>(to, from, whole);
+        copy_units<uint16_t>(to + whole, from + whole, bytes - whole);
+    } else if ((bits | (uint32_t)bytes) % 4 == 0) {
+        copy_units<uint32_t>(to, from, bytes);
+    } else {
+        copy_units<uint16_t>(to, from, bytes);
+    }
+}
+
+/* Whether pair i moves from *src to *dst. */
+DEVICE bool judge_pair(const rssm_cuda_copy &a, int64_t i, int64_t *src, int64_t *dst)
+{
+    *src = load_index(a.src, i);
+    *dst = load_index(a.dst, i);
+    const bool from = in_pool(a.in, *src), to = in_pool(a.in, *dst);
+    if (!from && !to)
+        return false;
+    const slot_cursor c = from ? load_cursor(a.in, *src) : slot_cursor();
+    int named = from != to;
+    for (int64_t j = threadIdx.x; j < a.n; j += THREADS)
+        named |= (j != i && load_index(a.dst, j) == *dst) || load_index(a.src, j) == *dst;
+    if (__syncthreads_or(named)) {
+        slot_fault(a.in, RSSM_FAULTBIT_SLOTS);
+        return false;
+    }
+    if (!cursor_is_good(a.in, c)) {
+        slot_fault(a.in, RSSM_FAULTBIT_CURSOR);
+        return false;
+    }
+    return true;
+}
+
+/* A chunk of a slot: where it is in slot 0, and its size. */
+struct chunk {
+    unsigned char *data;
+    int64_t slot_stride;
+    int bytes;
+};
+
+DEVICE chunk find_chunk(const rssm_cuda_copy &a, int64_t number)
+{
+    const int r = region_of(a.first_chunk, a.num_regions, number);
+    const rssm_region region = a.regions[r];
+    const int64_t at = (number - a.first_chunk[r]) * RSSM_CUDA_COPY_CHUNK;
+    return {(unsigned char *)region.data + at, region.slot_stride,
+            (int)min((int64_t)RSSM_CUDA_COPY_CHUNK, region.slot_bytes - at)};
+}
+
+/* dst <- src, every region and the cursor: x = share of a slot's chunks, y = which pair. A block's first chunk is looked up
+ * before its pair is judged, so that neither waits for the other. */
+extern "C" __global__ void __launch_bounds__(THREADS, 4) rssm_slots_copy(const __grid_constant__ rssm_cuda_copy a)
+{
+    const chunk first = find_chunk(a, blockIdx.x);
+    for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
+        int64_t src, dst;
+        if (!judge_pair(a, i, &src, &dst))
+            continue;
+        chunk c = first;
+        for (int64_t next = blockIdx.x;;) {
+            copy_bytes(c.data + dst * c.slot_stride, c.data + src * c.slot_stride, c.bytes);
+            next += gridDim.x;
+            if (next >= a.chunks)
+                break;
+            c = find_chunk(a, next);
+        }
+        if (blockIdx.x == 0 && threadIdx.x < 4)
+            a.in.cursor[dst * a.in.cursor_slot + threadIdx.x] = a.in.cursor[src * a.in.cursor_slot + threadIdx.x];
+    }
+}
+
+/* ---- states: quads ---------------------------------------------------------------------------------------------- */
+
+/* Four neighbouring elements as loaded: 16-bit ones in pairs in x and y, or four floats. */
+DEVICE uint4 load_quad(const unsigned char *at, int dtype, bool whole, int valid)
+{
+    if (whole && is_half_width(dtype)) {
+        const uint2 pairs = valid > 0 ? *(const uint2 *)at : make_uint2(0, 0);
+        return make_uint4(pairs.x, pairs.y, 0, 0);
+    }
+    if (whole)
+        return valid > 0 ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
+    return make_uint4(__float_as_uint(valid > 0 ? load_any(at, 0, dtype) : 0.0f),
+                      __float_as_uint(valid > 1 ? load_any(at, 1, dtype) : 0.0f),
+                      __float_as_uint(valid > 2 ? load_any(at, 2, dtype) : 0.0f),
+                      __float_as_uint(valid > 3 ? load_any(at, 3, dtype) : 0.0f));
+}
+
+template <class ST> DEVICE float4 widen_pairs(uint32_t low, uint32_t high, ST st)
+{
+    float x[4];
+    widen2(low, x, st);
+    widen2(high, x + 2, st);
+    return make_float4(x[0], x[1], x[2], x[3]);
+}
+
+DEVICE float4 widen_quad(uint4 raw, int dtype, bool whole)
+{
+    if (whole && dtype == BF16)
+        return widen_pairs(raw.x, raw.y, bf16_state());
+    if (whole && dtype == F16)
+        return widen_pairs(raw.x, raw.y, f16_state());
+    return make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w));
+}
+
+/* Four elements, rounded to a 16-bit dtype. */
+DEVICE uint2 narrow_quad(float4 q, int dtype, bool *hit)
+{
+    float x[4] = {q.x, q.y, q.z, q.w};
+    const float top = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3]))); /* passes over NaN */
+    if (top > (dtype == F16 ? F16_MAX : BF16_MAX)) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            x[c] = saturate(x[c], dtype, hit);
+    }
+    if (dtype == F16)
+        return make_uint2(narrow2(x, f16_state()), narrow2(x + 2, f16_state()));
+    return make_uint2(narrow2(x, bf16_state()), narrow2(x + 2, bf16_state()));
+}
+
+DEVICE void store_quad(unsigned char *at, float4 x, int dtype, bool whole, int valid, bool *hit)
+{
+    if (valid <= 0)
+        return;
+    if (whole && is_half_width(dtype)) {
+        *(uint2 *)at = narrow_quad(x, dtype, hit);
+    } else if (whole) {
+        *(float4 *)at = x;
+    } else {
+        store_any(at, 0, x.x, dtype, hit);
+        if (valid > 1)
+            store_any(at, 1, x.y, dtype, hit);
+        if (valid > 2)
+            store_any(at, 2, x.z, dtype, hit);
+        if (valid > 3)
+            store_any(at, 3, x.w, dtype, hit);
+    }
+}
+
+/* ---- states: tiles ---------------------------------------------------------------------------------------------- */
+
+/* Rows v0 .. v0 + 63 and channels k0 .. k0 + 127 of a head's state. */
+struct tile {
+    int h, hv, v0, k0;
+};
+
+/* A tile in memory, as one thread sees it: LINES quads, a line `step` bytes after the other. Each 16-bit or 32-bit line of
+ * a [V, K] state is read by a warp, of a [K, V] one by half a warp. */
+struct lines {
+    unsigned char *at; /* the first quad */
+    int64_t step;
+    int dtype;
+    int count;  /* of its lines that are in the state */
+    int valid;  /* elements of a quad that are */
+    bool whole; /* quads can be taken as one */
+};
+
+/* head: element 0 of the head's state. */
+DEVICE lines lines_of(void *data, int64_t head, int dtype, bool transposed, const tile &t, int V, int K)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x & 31;
+    const int line = transposed ? t.k0 + w * 2 * LINES + lane / 16 : t.v0 + w * LINES;
+    const int column = transposed ? t.v0 + lane % 16 * 4 : t.k0 + lane * 4;
+    const int lines_end = transposed ? K : V, columns = transposed ? V : K, apart = transposed ? 2 : 1;
+    const int size = is_half_width(dtype) ? 2 : 4;
+    unsigned char *const start = (unsigned char *)data + head * size;
+    return {start + ((int64_t)line * columns + column) * size,
+            (int64_t)apart * columns * size,
+            dtype,
+            (lines_end - line + apart - 1) / apart,
+            columns - column,
+            columns % 4 == 0 && (uintptr_t)start % (4 * size) == 0};
+}
+
+/* All asked for before one is used. */
+DEVICE void load_lines(const lines &l, uint4 *raw)
+{
+#pragma unroll
+    for (int q = 0; q < LINES; ++q)
+        raw[q] = load_quad(l.at + q * l.step, l.dtype, l.whole, q < l.count ? l.valid : 0);
+}
+
+DEVICE void widen_lines(const lines &l, const uint4 *raw, float4 *x)
+{
+#pragma unroll
+    for (int q = 0; q < LINES; ++q)
+        x[q] = widen_quad(raw[q], l.dtype, l.whole);
+}
+
+DEVICE void store_lines(const lines &l, const float4 *x, bool *hit)
+{
+#pragma unroll
+    for (int q = 0; q < LINES; ++q)
+        store_quad(l.at + q * l.step, x[q], l.dtype, l.whole, q < l.count ? l.valid : 0, hit);
+}
+
+/* A fold's records, RECORDS at a time; or a tile on its way from one order to the other. */
+union tile_shared {
+    struct {
+        float4 w[RECORDS][CHANNELS / 4]; /* k_j; KDA: k_j exp(sum of the gates after j in this lot)              */
+        float4 d[RECORDS][ROWS / 4];     /* d_j; GDN: d_j exp(.. after j), Mamba-2: dt_j x_j exp(.. after j)     */
+        float4 g[WARPS][CHANNELS / 4];   /* KDA: sums of the gates of two records                                */
+        float4 e[CHANNELS / 4];          /* KDA: exp(sum of this lot's gates)                                    */
+    };
+    float4 turned[CHANNELS][ROWS / 4]; /* (k, v) in quad [k][v / 4 ^ k / 4 % 8]: no bank conflict either way */
+};
+
+/* The thread's quads along V become its quads along K, and back. */
+DEVICE void turn_to_rows(tile_shared *sh, float4 *x)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x & 31;
+#pragma unroll
+    for (int q = 0; q < LINES; ++q) {
+        const int k = w * 2 * LINES + q * 2 + lane / 16;
+        sh->turned[k][lane % 16 ^ (k / 4 % 8)] = x[q];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < LINES / 4; ++half) {
+        float4 y[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            y[c] = sh->turned[lane * 4 + c][(w * LINES / 4 + half) ^ (lane % 8)];
+        x[half * 4] = make_float4(y[0].x, y[1].x, y[2].x, y[3].x);
+        x[half * 4 + 1] = make_float4(y[0].y, y[1].y, y[2].y, y[3].y);
+        x[half * 4 + 2] = make_float4(y[0].z, y[1].z, y[2].z, y[3].z);
+        x[half * 4 + 3] = make_float4(y[0].w, y[1].w, y[2].w, y[3].w);
+    }
+}
+
+DEVICE void turn_to_columns(tile_shared *sh, float4 *x)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x & 31;
+    __syncthreads(); /* the records have been read */
+#pragma unroll
+    for (int half = 0; half < LINES / 4; ++half) {
+        float4 *const y = x + half * 4;
+        const int quad = (w * LINES / 4 + half) ^ (lane % 8);
+        sh->turned[lane * 4][quad] = make_float4(y[0].x, y[1].x, y[2].x, y[3].x);
+        sh->turned[lane * 4 + 1][quad] = make_float4(y[0].y, y[1].y, y[2].y, y[3].y);
+        sh->turned[lane * 4 + 2][quad] = make_float4(y[0].z, y[1].z, y[2].z, y[3].z);
+        sh->turned[lane * 4 + 3][quad] = make_float4(y[0].w, y[1].w, y[2].w, y[3].w);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < LINES; ++q) {
+        const int k = w * 2 * LINES + q * 2 + lane / 16;
+        x[q] = sh->turned[k][lane % 16 ^ (k / 4 % 8)];
+    }
+}
+
+/* ---- states: pending records ------------------------------------------------------------------------------------ */
+
+/* The pending records of one slot in one layer. */
+struct ring {
+    const rssm_pool_layer *pool;
+    int64_t slot;
+    int family, R, V, K, base, count;
+};
+
+/* `width` elements from channel or row `first` of record j: address and whether quads can be taken whole. */
+struct record_row {
+    const unsigned char *at;
+    int dtype, valid;
+    bool whole;
+};
+
+DEVICE record_row row_of(const ring &r, const rssm_pooled &p, int head, int width, int j, int first)
+{
+    const int size = is_half_width(p.dtype) ? 2 : 4, row = r.base + j >= r.R ? r.base + j - r.R : r.base + j;
+    const unsigned char *const start = (const unsigned char *)p.data + r.slot * p.slot * size;
+    return {start + (((int64_t)head * r.R + row) * width + first) * size, p.dtype, j < r.count ? width - first : 0,
+            width % 4 == 0 && (uintptr_t)start % (4 * size) == 0};
+}
+
+DEVICE uint4 load_row_quad(const record_row &r)
+{
+    return load_quad(r.at, r.dtype, r.whole, r.valid);
+}
+
+DEVICE float4 widen_row_quad(const record_row &r, uint4 raw)
+{
+    return widen_quad(raw, r.dtype, r.whole);
+}
+
+DEVICE float4 scaled(float4 x, float s)
+{
+    return make_float4(x.x * s, x.y * s, x.z * s, x.w * s);
+}
+
+DEVICE float4 sum_of(float4 x, float4 y)
+{
+    return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+}
+
+DEVICE float4 exp_of(float4 x)
+{
+    return make_float4(expf(x.x), expf(x.y), expf(x.z), expf(x.w));
+}
+
+DEVICE float4 product_of(float4 x, float4 y)
+{
+    return make_float4(x.x * y.x, x.y * y.y, x.z * y.z, x.w * y.w);
+}
+
+/* What a scalar gate makes of this warp's records 2w and 2w + 1 of a lot: the factors of their d, for the lane's half, and
+ * of the state. Lane i has record i's gate; rate: A of Mamba-2, else 1. */
+struct scalar_decay {
+    float own, state;
+};
+
+DEVICE scalar_decay scalar_gates(const ring &r, const tile &t, int j0, int n, float rate)
+{
+    const int lane = threadIdx.x & 31, mine = threadIdx.x / 16;
+    const rssm_pooled &p = r.pool->g_cache;
+    const float gate = lane < n ? *(const float *)row_of(r, p, t.hv, 1, j0 + lane, 0).at : 0.0f;
+    float sum = gate; /* of record `lane` and those after it */
+#pragma unroll
+    for (int o = 1; o < RECORDS; o *= 2) {
+        const float other = __shfl_down_sync(ALL, sum, o);
+        sum += lane + o < RECORDS ? other : 0.0f;
+    }
+    const float after = __shfl_down_sync(ALL, sum, 1); /* of those after it: a sum, not a difference */
+    const float factor = (r.family == MAMBA2 ? gate : 1.0f) * expf(rate * (lane < RECORDS - 1 ? after : 0.0f));
+    return {__shfl_sync(ALL, factor, mine), expf(rate * __shfl_sync(ALL, sum, 0))};
+}
+
+/* Records j0 .. of the lot into shared memory; new_keys: w is not there yet. Returns the state's factor where it is a number.
+ * Warp w has records 2w and 2w + 1: four channels of both per lane, and four rows of one. */
+DEVICE float fetch_records(const ring &r, const tile &t, int j0, bool new_keys, float rate, tile_shared *sh)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x & 31, n = min(RECORDS, r.count - j0), j = j0 + 2 * w;
+    const record_row d = row_of(r, r.pool->d_cache, t.hv, r.V, j + lane / 16, t.v0 + lane % 16 * 4);
+    const record_row k0 = row_of(r, r.pool->k_cache, t.h, r.K, j, t.k0 + lane * 4);
+    const record_row k1 = row_of(r, r.pool->k_cache, t.h, r.K, j + 1, t.k0 + lane * 4);
+    const uint4 raw = load_row_quad(d);
+    uint4 key0 = make_uint4(0, 0, 0, 0), key1 = key0;
+    if (new_keys) {
+        key0 = load_row_quad(k0);
+        key1 = load_row_quad(k1);
+    }
+    if (r.family != KDA) {
+        const scalar_decay decay = scalar_gates(r, t, j0, n, rate);
+        sh->d[2 * w + lane / 16][lane % 16] = scaled(widen_row_quad(d, raw), decay.own);
+        if (new_keys) {
+            sh->w[2 * w][lane] = widen_row_quad(k0, key0);
+            sh->w[2 * w + 1][lane] = widen_row_quad(k1, key1);
+        }
+        return decay.state;
+    }
+    sh->d[2 * w + lane / 16][lane % 16] = widen_row_quad(d, raw);
+    if (!new_keys)
+        return 1.0f;
+    const record_row g0 = row_of(r, r.pool->g_cache, t.hv, r.K, j, t.k0 + lane * 4);
+    const record_row g1 = row_of(r, r.pool->g_cache, t.hv, r.K, j + 1, t.k0 + lane * 4);
+    const float4 first = widen_row_quad(g0, load_row_quad(g0)), second = widen_row_quad(g1, load_row_quad(g1));
+    sh->g[w][lane] = sum_of(first, second);
+    __syncthreads();
+    float4 after = make_float4(0, 0, 0, 0);
+    for (int i = WARPS - 1; i > w; --i)
+        after = sum_of(after, sh->g[i][lane]);
+    sh->w[2 * w + 1][lane] = product_of(widen_row_quad(k1, key1), exp_of(after));
+    after = sum_of(after, second);
+    sh->w[2 * w][lane] = product_of(widen_row_quad(k0, key0), exp_of(after));
+    if (w == 0)
+        sh->e[lane] = exp_of(sum_of(after, first));
+    return 1.0f;
+}
+
+DEVICE float4 fma_of(float s, float4 x, float4 y)
+{
+    return make_float4(s * x.x + y.x, s * x.y + y.y, s * x.z + y.z, s * x.w + y.w);
+}
+
+/* x <- x e + sum of d_j w_j over a lot of n records. */
+DEVICE void add_records(const tile_shared *sh, int n, float4 e, float4 *x)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x & 31;
+#pragma unroll
+    for (int q = 0; q < LINES; ++q)
+        x[q] = product_of(x[q], e);
+#pragma unroll 2
+    for (int i = 0; i < n; ++i) {
+        const float4 k = sh->w[i][lane];
+#pragma unroll
+        for (int q = 0; q < LINES; q += 4) {
+            const float4 d = sh->d[i][(w * LINES + q) / 4];
+            x[q] = fma_of(d.x, k, x[q]);
+            x[q + 1] = fma_of(d.y, k, x[q + 1]);
+            x[q + 2] = fma_of(d.z, k, x[q + 2]);
+            x[q + 3] = fma_of(d.w, k, x[q + 3]);
+        }
+    }
+}
+
+DEVICE float decay_rate(const rssm_cuda_states &a, const rssm_state_layer &layer, int hv)
+{
+    if (a.family != MAMBA2)
+        return 1.0f;
+    const float x = load_any(layer.decay.data, hv, layer.decay.dtype);
+    return a.decay_is_A ? x : -expf(x);
+}
+
+/* x becomes the state after all records: lot by lot, the oldest first. *keys: which keys shared memory holds. */
+DEVICE void fold_tile(const ring &r, const tile &t, float rate, int *keys, tile_shared *sh, float4 *x)
+{
+    const int lane = threadIdx.x & 31, heads_keys = r.family == KDA ? t.hv : t.h;
+    for (int j0 = 0; j0 < r.count; j0 += RECORDS) {
+        const int wanted = (heads_keys * 32 + t.k0 / CHANNELS) * 4 + j0 / RECORDS;
+        __syncthreads(); /* what was there has been read */
+        const float state = fetch_records(r, t, j0, *keys != wanted, rate, sh);
+        *keys = wanted;
+        __syncthreads();
+        const float4 e = r.family == KDA ? sh->e[lane] : make_float4(state, state, state, state);
+        add_records(sh, min(RECORDS, r.count - j0), e, x);
+    }
+}
+
+/* ---- states: the operations ------------------------------------------------------------------------------------- */
+
+/* Tile `number` of a state: the rows of a head's channels follow each other, then come its other channels, then the next head. */
+DEVICE tile tile_of(const rssm_cuda_states &a, int number)
+{
+    const int across = (a.K + CHANNELS - 1) / CHANNELS, down = (a.V + ROWS - 1) / ROWS;
+    const int hv = number / (across * down);
+    return {hv / (a.HV / a.H), hv, number % down * ROWS, number / down % across * CHANNELS};
+}
+
+DEVICE lines pool_lines(const rssm_cuda_states &a, const rssm_pooled &state, int64_t slot, const tile &t)
+{
+    return lines_of(state.data, slot * state.slot + (int64_t)t.hv * a.V * a.K, state.dtype, false, t, a.V, a.K);
+}
+
+DEVICE lines host_lines(const rssm_cuda_states &a, int64_t i, const tile &t)
+{
+    const rssm_state_layer &host = a.layer[blockIdx.z];
+    return lines_of(host.state, i * host.state_row + (int64_t)t.hv * a.V * a.K, host.state_dtype, a.transposed != 0, t,
+                    a.V, a.K);
+}
+
+DEVICE void state_fault(const rssm_cuda_slots &p, bool hit, uint32_t bit)
+{
+    if (hit && p.fault)
+        atomicOr(p.fault, bit);
+}
+
+/* The block's tiles of the pool, with the pending records, to where entry i shall have them: the host's tensor, or in place. */
+template <bool IN_PLACE> DEVICE void take_tiles(const rssm_cuda_states &a, int64_t i, int64_t slot, tile_shared *sh)
+{
+    const rssm_pool_layer *const pool = &a.pool[blockIdx.z];
+    const slot_cursor c = load_cursor(a.in, slot);
+    const rssm_pooled state = pool->state;
+    const int first = blockIdx.x * a.run;
+    bool hit = false;
+    int keys = -1;
+    for (int number = first; number < min(first + a.run, a.state_tiles); ++number) {
+        const tile t = tile_of(a, number);
+        const lines from = pool_lines(a, state, slot, t);
+        uint4 raw[LINES];
+        float4 x[LINES];
+        load_lines(from, raw);
+        if (!cursor_is_good(a.in, c)) {
+            slot_fault(a.in, RSSM_FAULTBIT_CURSOR);
+            return;
+        }
+        if (IN_PLACE && c.count == 0)
+            return;
+        const float rate = c.count > 0 ? decay_rate(a, a.layer[blockIdx.z], t.hv) : 1.0f;
+        widen_lines(from, raw, x);
+        fold_tile({pool, slot, a.family, a.in.R, a.V, a.K, c.base, c.count}, t, rate, &keys, sh, x);
+        if (!IN_PLACE && a.transposed) {
+            turn_to_columns(sh, x);
+            keys = -1;
+        }
+        store_lines(IN_PLACE ? from : host_lines(a, i, t), x, &hit);
+    }
+    state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
+}
+
+/* Entry i's tiles into the pool. */
+DEVICE void give_tiles(const rssm_cuda_states &a, int64_t i, int64_t slot, tile_shared *sh)
+{
+    const rssm_pooled state = a.pool[blockIdx.z].state;
+    const int first = blockIdx.x * a.run;
+    bool hit = false;
+    for (int number = first; number < min(first + a.run, a.state_tiles); ++number) {
+        const tile t = tile_of(a, number);
+        const lines from = host_lines(a, i, t);
+        uint4 raw[LINES];
+        float4 x[LINES];
+        load_lines(from, raw);
+        widen_lines(from, raw, x);
+        if (a.transposed) {
+            __syncthreads(); /* the tile before has been read */
+            turn_to_rows(sh, x);
+        }
+        store_lines(pool_lines(a, state, slot, t), x, &hit);
+    }
+    state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
+}
+
+/* Elements of a block's part of a history. */
+struct part {
+    int64_t first, end;
+};
+
+DEVICE part block_part(const rssm_cuda_states &a, int columns)
+{
+    const int64_t first = (blockIdx.x - a.state_blocks) * (int64_t)RSSM_CUDA_HISTORY;
+    return {first + threadIdx.x, min((int64_t)a.conv_channels * columns, first + RSSM_CUDA_HISTORY)};
+}
+
+/* The last w - 1 inputs of each channel, the oldest first, to the host's row i. */
+DEVICE void take_history(const rssm_cuda_states &a, int64_t i, int64_t slot)
+{
+    const rssm_state_layer &host = a.layer[blockIdx.z];
+    const rssm_pooled conv = a.pool[blockIdx.z].conv;
+    const slot_cursor c = load_cursor(a.in, slot);
+    if (!cursor_is_good(a.in, c) || !host.conv) /* the state's tiles have marked the fault */
+        return;
+    const int taps = a.conv_width - 1, columns = a.in.conv_len;
+    bool hit = false;
+    const part p = block_part(a, taps);
+    for (int64_t e = p.first; e < p.end; e += THREADS) {
+        const int column = c.conv - taps + (int)(e % taps);
+        const int64_t from = slot * conv.slot + e / taps * columns + (column < 0 ? column + columns : column);
+        store_any(host.conv, i * host.conv_row + e, load_any(conv.data, from, conv.dtype), host.conv_dtype, &hit);
+    }
+    state_fault(a.in, hit, RSSM_FAULTBIT_RING);
+}
+
+/* The host's row i to where a cursor of 0 has it: the last columns; zeros to the others. */
+DEVICE void give_history(const rssm_cuda_states &a, int64_t i, int64_t slot)
+{
+    const rssm_state_layer &host = a.layer[blockIdx.z];
+    const rssm_pooled conv = a.pool[blockIdx.z].conv;
+    const int taps = a.conv_width - 1, columns = a.in.conv_len;
+    bool hit = false;
+    const part p = block_part(a, columns);
+    for (int64_t e = p.first; e < p.end; e += THREADS) {
+        const int tap = (int)(e % columns) - (columns - taps);
+        const int64_t from = i * host.conv_row + e / columns * taps + tap;
+        const float x = host.conv && tap >= 0 ? load_any(host.conv, from, host.conv_dtype) : 0.0f;
+        store_any(conv.data, slot * conv.slot + e, x, conv.dtype, &hit);
+    }
+    state_fault(a.in, hit, RSSM_FAULTBIT_RING);
+}
+
+DEVICE void fresh_cursor(const rssm_cuda_states &a, int64_t slot)
+{
+    int32_t *const cursor = a.in.cursor + slot * a.in.cursor_slot;
+    cursor[0] = cursor[1] = cursor[2] = 0;
+    cursor[3] = (int32_t)(slot % a.in.L * a.spread_step % a.in.L);
+}
+
+/* Entry i's slot where this launch shall work on it, -1 where it is passed over. */
+DEVICE int64_t judge_entry(const rssm_cuda_states &a, int64_t i, bool is_written)
+{
+    const int64_t slot = load_index(a.slots, i);
+    if (!in_pool(a.in, slot))
+        return -1;
+    if (is_written && is_named(a.slots, a.n, i, slot)) {
+        slot_fault(a.in, RSSM_FAULTBIT_SLOTS);
+        return -1;
+    }
+    return slot;
+}
+
+/* x = tile of a state or, from state_blocks on, part of a history, y = which entry, z = layer. */
+extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_export(const __grid_constant__ rssm_cuda_states a)
+{
+    __shared__ __align__(16) tile_shared sh;
+    for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
+        const int64_t slot = judge_entry(a, i, false);
+        if (slot < 0)
+            continue;
+        if ((int)blockIdx.x < a.state_blocks)
+            take_tiles<false>(a, i, slot, &sh);
+        else
+            take_history(a, i, slot);
+        __syncthreads(); /* sh has been read */
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_import(const __grid_constant__ rssm_cuda_states a)
+{
+    __shared__ __align__(16) tile_shared sh;
+    for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
+        const int64_t slot = judge_entry(a, i, true);
+        if (slot < 0)
+            continue;
+        if ((int)blockIdx.x < a.state_blocks)
+            give_tiles(a, i, slot, &sh);
+        else
+            give_history(a, i, slot);
+        if (a.first && blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0)
+            fresh_cursor(a, slot);
+        __syncthreads();
+    }
+}
+
+/* The fold of a flush; rssm_slots_flushed ends it. */
+extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_flush(const __grid_constant__ rssm_cuda_states a)
+{
+    __shared__ __align__(16) tile_shared sh;
+    for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
+        const int64_t slot = judge_entry(a, i, true);
+        if (slot >= 0)
+            take_tiles<true>(a, i, slot, &sh);
+        __syncthreads();
+    }
+}
+
+/* After the last layers of a flush: base += count, count = 0. x = which entry. */
+extern "C" __global__ void __launch_bounds__(THREADS) rssm_slots_flushed(const __grid_constant__ rssm_cuda_flushed a)
+{
+    for (int64_t i = blockIdx.x; i < a.n; i += gridDim.x) {
+        const int64_t slot = load_index(a.slots, i);
+        if (!in_pool(a.in, slot) || is_named(a.slots, a.n, i, slot))
+            continue;
+        const slot_cursor c = load_cursor(a.in, slot);
+        if (threadIdx.x == 0 && cursor_is_good(a.in, c)) {
+            int32_t *const cursor = a.in.cursor + slot * a.in.cursor_slot;
+            cursor[0] = (c.base + c.count) % a.in.R;
+            cursor[1] = cursor[3] = 0;
+        }
+    }
+}

@@ -1,0 +1,49 @@
+/* What the verify kernels share: what a row of verify_begin means to a window pass (maths.md, "Cursor, ring, flush"). */
+#ifndef RSSM_CUDA_VERIFY_CUH_
+#define RSSM_CUDA_VERIFY_CUH_
+
+#include "step_math.cuh"
+
+/* One row of a window pass. A row that cannot be worked on has slot -1; its tokens, if any, get zeros. */
+struct window_row {
+    int64_t slot;
+    int base, count; /* committed records, before this pass */
+    int start, len;  /* tokens of the packed inputs; len = 0 where the window is out of range */
+    bool flush;      /* the records go into the checkpoint first */
+    uint32_t fault;  /* RSSM_FAULTBIT_*, for one thread of one block to raise */
+};
+
+/* The first seven numbers of a row, asked for ahead of their use. */
+struct window_ahead {
+    int32_t slot, base, count, flush, start, len;
+};
+
+DEVICE window_ahead load_window(const rssm_step &s, int64_t row)
+{
+    const int32_t *const p = s.rows + row * s.rows_row;
+    const window_ahead a = {p[0], p[1], p[2], p[3], p[5], p[6]};
+    return a;
+}
+
+/* verify_begin made the row, or the caller: nothing in it is trusted. A window out of range counts as empty, but the fold
+ * that verify_begin has already entered into the cursor takes place. */
+DEVICE window_row judge_window(const rssm_window &a, const window_ahead &p)
+{
+    const rssm_step &s = a.step;
+    window_row r = {p.slot, p.base, p.count, p.start, p.len, p.flush != 0, 0};
+    const bool window = p.len >= 0 && p.len <= a.max_T && p.start >= 0 && (int64_t)p.start + p.len <= a.tokens;
+    if (!window) {
+        r.fault |= RSSM_FAULTBIT_SEQLENS;
+        r.start = r.len = 0;
+    }
+    const bool here = p.slot >= 0 && p.slot < s.S && p.slot != s.pad_slot;
+    const bool sane =
+        (uint32_t)p.base < (uint32_t)s.R && p.count >= 0 && p.count <= s.L && p.count + r.len <= (r.flush ? s.R : s.L);
+    if (here && !sane)
+        r.fault |= RSSM_FAULTBIT_CURSOR;
+    if (!here || !sane)
+        r.slot = -1;
+    return r;
+}
+
+#endif

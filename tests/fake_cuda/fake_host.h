@@ -1,0 +1,8 @@
+/* Where fake_cuda.c meets fake_host.c. */
+#ifndef RSSM_TESTS_FAKE_HOST_H_
+#define RSSM_TESTS_FAKE_HOST_H_
+
+/* Called for every launch of a library that has fake_host.c in it. */
+void fake_host_launch(const char *kernel, void **parameters) __attribute__((weak));
+
+#endif

@@ -1,0 +1,982 @@
+/* Bad input of the extensions slots, verify and conv: each tensor of each call with each defect, arguments, struct sizes,
+ * and with RSSM_CHECK_DEEP the values. Every defect is refused with its status, the tensor's name and both sides, and no byte
+ * of the pool or of a tensor changes. */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ext_case.h"
+
+#define COUNT(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+static const int32_t families[] = {RSSM_FAMILY_KDA, RSSM_FAMILY_GDN, RSSM_FAMILY_MAMBA2};
+
+/* What a refused call must say. */
+typedef struct refusal {
+    rssm_status status;
+    int32_t role, dim;     /* -2: not looked at */
+    const char *texts[3];  /* in the message */
+    int64_t expected, got; /* with sides */
+    bool sides;
+} refusal;
+
+typedef struct outcome {
+    rssm_status status;
+    rssm_error err;
+} outcome;
+
+static outcome run(ec_case *c, ec_call call)
+{
+    outcome o = {.err = h_error()};
+    o.status = ec_run(c, call, &o.err);
+    return o;
+}
+
+/* ec_remember was before the call. */
+static void judge(const ec_case *c, ec_call call, const char *what, const refusal *want, const outcome *o)
+{
+    const char *said = o->err.message;
+    ck_assert_msg(o->status == want->status, "%s, %s: %s instead of %s: %s", ec_name(call), what,
+                  h_api()->status_name(o->status), h_api()->status_name(want->status), said);
+    ck_assert_msg(o->err.status == o->status, "%s, %s: err.status %d", ec_name(call), what, o->err.status);
+    ck_assert_msg(want->role == -2 || o->err.role == want->role, "%s, %s: role %s: %s", ec_name(call), what,
+                  h_api()->role_name(o->err.role), said);
+    ck_assert_msg(want->dim == -2 || o->err.dim == want->dim, "%s, %s: dim %d: %s", ec_name(call), what, o->err.dim,
+                  said);
+    for (int i = 0; i < COUNT(want->texts); i++)
+        ck_assert_msg(!want->texts[i] || strstr(said, want->texts[i]), "%s, %s: no \"%s\" in: %s", ec_name(call), what,
+                      want->texts[i], said);
+    ck_assert_msg(!want->sides || (o->err.expected == want->expected && o->err.got == want->got),
+                  "%s, %s: expected %lld, got %lld: %s", ec_name(call), what, (long long)o->err.expected,
+                  (long long)o->err.got, said);
+    ck_assert_msg(!ec_changed(c), "%s, %s: bytes have changed", ec_name(call), what);
+}
+
+static void check_refused(ec_case *c, ec_call call, const char *what, const refusal *want)
+{
+    ec_remember(c);
+    outcome o = run(c, call);
+    judge(c, call, what, want, &o);
+}
+
+static void check_accepted(ec_case *c, ec_call call, const char *what)
+{
+    outcome o = run(c, call);
+    ck_assert_msg(o.status == RSSM_OK, "%s, %s: %s: %s", ec_name(call), what, h_api()->status_name(o.status),
+                  o.err.message);
+    ck_assert_msg(!o.err.message[0], "%s, %s: a message on success: %s", ec_name(call), what, o.err.message);
+}
+
+/* ---- each tensor with each defect ------------------------------------------------------------------------------- */
+
+/* Spoils the tensor; false when it cannot have the defect. */
+typedef struct defect {
+    const char *name;
+    bool (*spoil)(ec_tensor *t, refusal *want);
+} defect;
+
+static int64_t inner(const ec_tensor *t)
+{
+    int64_t elements = 1;
+    for (int i = 1; i < t->h.t.ndim; i++)
+        elements *= t->h.shape[i];
+    return elements;
+}
+
+static bool is_written(const ec_tensor *t)
+{
+    return t->place == H_OUTPUT || (t->place == H_INDEX && t->h.t.ndim == 2);
+}
+
+static bool more_dims(ec_tensor *t, refusal *want)
+{
+    t->h.shape[t->h.t.ndim] = 2;
+    t->h.strides[t->h.t.ndim] = 1;
+    t->h.t.ndim++;
+    int32_t dim = t->role == RSSM_T_DT_BIAS ? -2 : -1; /* KDA's may have two */
+    *want = (refusal){.status = RSSM_ERR_SHAPE, .role = t->role, .dim = dim, .texts = {t->name, "must have shape"}};
+    return true;
+}
+
+static bool no_dims(ec_tensor *t, refusal *want)
+{
+    *want = (refusal){.status = RSSM_ERR_SHAPE,
+                      .role = t->role,
+                      .dim = -1,
+                      .texts = {t->name, "0 dimensions"},
+                      .expected = t->h.t.ndim,
+                      .sides = true};
+    t->h.t.ndim = 0;
+    return true;
+}
+
+/* The first dimension that binds a symbol is found wrong at the next tensor. */
+static bool longer(ec_tensor *t, refusal *want, int dim)
+{
+    if (dim >= t->h.t.ndim)
+        return false;
+    bool binds = dim == 0 && t->binds;
+    *want = (refusal){.status = RSSM_ERR_SHAPE,
+                      .role = binds ? -2 : t->role,
+                      .dim = binds ? -2 : dim,
+                      .texts = {binds ? NULL : t->name, "must have shape"},
+                      .expected = t->h.shape[dim],
+                      .got = t->h.shape[dim] + 1,
+                      .sides = !binds};
+    t->h.shape[dim]++;
+    return true;
+}
+
+static bool longer_0(ec_tensor *t, refusal *want)
+{
+    return longer(t, want, 0);
+}
+static bool longer_1(ec_tensor *t, refusal *want)
+{
+    return longer(t, want, 1);
+}
+static bool longer_2(ec_tensor *t, refusal *want)
+{
+    return longer(t, want, 2);
+}
+static bool longer_3(ec_tensor *t, refusal *want)
+{
+    return longer(t, want, 3);
+}
+
+static bool no_shape(ec_tensor *t, refusal *want)
+{
+    t->h.t.shape = NULL;
+    *want = (refusal){.status = RSSM_ERR_ARGUMENT, .role = t->role, .dim = -1, .texts = {t->name, "no shape"}};
+    return true;
+}
+
+static bool wrong_type(ec_tensor *t, refusal *want, DLDataType type)
+{
+    t->h.t.dtype = type;
+    *want = (refusal){.status = RSSM_ERR_DTYPE, .role = t->role, .dim = -1, .texts = {t->name, "must have dtype"}};
+    return true;
+}
+
+static bool int8(ec_tensor *t, refusal *want)
+{
+    return wrong_type(t, want, h_int_type(8));
+}
+static bool float64(ec_tensor *t, refusal *want)
+{
+    return wrong_type(t, want, (DLDataType){.code = kDLFloat, .bits = 64, .lanes = 1});
+}
+static bool lanes(ec_tensor *t, refusal *want)
+{
+    return wrong_type(t, want, (DLDataType){.code = t->h.t.dtype.code, .bits = t->h.t.dtype.bits, .lanes = 2});
+}
+static bool other_half(ec_tensor *t, refusal *want)
+{
+    bool any = t->place == H_WEIGHT || t->role == RSSM_T_STATE || t->role == RSSM_T_CONV || t->place == H_INDEX;
+    return !any && wrong_type(t, want, h_float_type(RSSM_DTYPE_FLOAT16)); /* io is bfloat16 */
+}
+
+static bool on_gpu(ec_tensor *t, refusal *want)
+{
+    t->h.t.device.device_type = kDLCUDA;
+    *want = (refusal){.status = RSSM_ERR_DEVICE,
+                      .role = t->role,
+                      .dim = -1,
+                      .texts = {t->name, "on cpu", "got cuda:0"},
+                      .expected = kDLCPU,
+                      .got = kDLCUDA,
+                      .sides = true};
+    return true;
+}
+
+static bool inner_stride(ec_tensor *t, refusal *want)
+{
+    int dim = t->h.t.ndim - 1;
+    if ((dim == 0 && t->place == H_INDEX) || t->h.shape[dim] < 2)
+        return false;
+    t->h.strides[dim] = 2;
+    *want = (refusal){.status = RSSM_ERR_STRIDE,
+                      .role = t->role,
+                      .dim = dim,
+                      .texts = {t->name, "compact"},
+                      .expected = 1,
+                      .got = 2,
+                      .sides = true};
+    return true;
+}
+
+static bool negative_stride(ec_tensor *t, refusal *want)
+{
+    if (t->h.shape[0] < 2)
+        return false;
+    t->h.strides[0] = -t->h.strides[0];
+    *want = (refusal){.status = RSSM_ERR_STRIDE, .role = t->role, .dim = 0, .texts = {t->name, "negative"}};
+    return true;
+}
+
+static bool overlapping_rows(ec_tensor *t, refusal *want)
+{
+    if (!is_written(t) || t->h.shape[0] < 2)
+        return false;
+    t->h.strides[0] = inner(t) - 1;
+    *want = (refusal){.status = RSSM_ERR_STRIDE,
+                      .role = t->role,
+                      .dim = 0,
+                      .texts = {t->name, "overlapping rows"},
+                      .expected = inner(t),
+                      .got = inner(t) - 1,
+                      .sides = true};
+    return true;
+}
+
+static bool misaligned(ec_tensor *t, refusal *want)
+{
+    t->h.t.byte_offset = 1;
+    *want = (refusal){.status = RSSM_ERR_ALIGNMENT,
+                      .role = t->role,
+                      .dim = -1,
+                      .texts = {t->name, "aligned"},
+                      .expected = t->h.t.dtype.bits / 8,
+                      .got = 1,
+                      .sides = true};
+    return true;
+}
+
+static bool no_data(ec_tensor *t, refusal *want)
+{
+    t->h.t.data = NULL;
+    *want = (refusal){.status = RSSM_ERR_ARGUMENT, .role = t->role, .dim = -1, .texts = {t->name, "NULL data"}};
+    return true;
+}
+
+static bool wraps(ec_tensor *t, refusal *want)
+{
+    t->h.t.byte_offset = UINT64_MAX - 63;
+    *want = (refusal){.status = RSSM_ERR_OVERFLOW, .role = t->role, .dim = -1, .texts = {t->name, "address space"}};
+    return true;
+}
+
+static bool huge_stride(ec_tensor *t, refusal *want)
+{
+    if (t->place == H_WEIGHT || t->h.shape[0] < 2)
+        return false;
+    t->h.strides[0] = INT64_MAX / 2;
+    *want = (refusal){.status = RSSM_ERR_OVERFLOW, .role = t->role, .dim = -1, .texts = {t->name, "2^63"}};
+    return true;
+}
+
+static const defect defects[] = {
+    {"a dimension more", more_dims},
+    {"no dimensions", no_dims},
+    {"longer dim 0", longer_0},
+    {"longer dim 1", longer_1},
+    {"longer dim 2", longer_2},
+    {"longer dim 3", longer_3},
+    {"no shape", no_shape},
+    {"int8", int8},
+    {"float64", float64},
+    {"two lanes", lanes},
+    {"float16", other_half},
+    {"on a GPU", on_gpu},
+    {"inner stride 2", inner_stride},
+    {"negative stride", negative_stride},
+    {"overlapping rows", overlapping_rows},
+    {"misaligned", misaligned},
+    {"NULL data", no_data},
+    {"byte_offset that wraps", wraps},
+    {"huge stride", huge_stride},
+};
+
+/* Nothing else of the call has its length. */
+static bool is_free(ec_call call, const ec_tensor *t)
+{
+    bool windows = call != EC_CONV && call != EC_COMMIT && call != EC_VERIFY_BEGIN;
+    return call == EC_FLUSH ? t->role == RSSM_T_SLOTS : windows && t->role == RSSM_T_ROWS;
+}
+
+static void try_defect(ec_case *c, ec_call call, ec_tensor *t, const defect *d)
+{
+    char what[120];
+    refusal want;
+    h_tensor saved = t->h;
+    snprintf(what, sizeof(what), "`%s` of layer %d: %s", t->name, t->layer, d->name);
+    ec_remember(c);
+    bool spoiled = !(d->spoil == longer_0 && is_free(call, t)) && d->spoil(t, &want);
+    outcome o = spoiled ? run(c, call) : (outcome){0};
+    t->h = saved;
+    if (spoiled)
+        judge(c, call, what, &want, &o);
+}
+
+/* Left out: refused, unless it is optional. */
+static void try_missing(ec_case *c, ec_call call, ec_tensor *t)
+{
+    const DLTensor **where = ec_where(c, call, t), *saved = *where;
+    bool packed =
+        t->role == RSSM_T_MIXED_QKV || t->role == RSSM_T_MIXED_XBC; /* then the first of its parts is missing */
+    const refusal want = {.status = RSSM_ERR_MISSING,
+                          .role = packed ? -2 : t->role,
+                          .dim = -1,
+                          .texts = {packed ? "packed input" : t->name, "missing"}};
+    ec_remember(c);
+    *where = NULL;
+    outcome o = t->optional ? (outcome){0} : run(c, call);
+    *where = saved;
+    if (!t->optional)
+        judge(c, call, "left out", &want, &o);
+}
+
+/* Over the pool's memory: what is written destroys slots, and reading it is a mistake of the host's. */
+static void try_in_pool(ec_case *c, ec_call call, ec_tensor *t)
+{
+    static const uint32_t looked_at = 1u << EC_IMPORT | 1u << EC_EXPORT | 1u << EC_FLUSH | 1u << EC_COPY;
+    bool written_rows = call == EC_VERIFY_BEGIN && t->role == RSSM_T_ROWS;
+    if (t->place == H_WEIGHT || !(written_rows || (1u << call & looked_at)))
+        return;
+    const refusal want = {.status = RSSM_ERR_OVERLAP, .role = t->role, .dim = -1, .texts = {t->name, "shares memory"}};
+    void *saved = t->h.t.data;
+    ec_remember(c);
+    t->h.t.data = c->cursors;
+    outcome o = run(c, call);
+    t->h.t.data = saved;
+    judge(c, call, "over the cursors", &want, &o);
+}
+
+START_TEST(test_tensors)
+{
+    ec_call call = _i / 2 % EC_CALLS;
+    ec_case *c = ec_new(families[_i / 2 / EC_CALLS], _i % 2 ? RSSM_STATE_KV : RSSM_STATE_VK);
+    int tried = 0;
+    for (int i = 0; i < c->num_tensors; i++) {
+        ec_tensor *t = &c->tensors[i];
+        if (!(t->calls & 1u << call))
+            continue;
+        for (int d = 0; d < COUNT(defects); d++)
+            try_defect(c, call, t, &defects[d]);
+        try_missing(c, call, t);
+        try_in_pool(c, call, t);
+        tried++;
+    }
+    ck_assert_int_ge(tried, 1);
+    check_accepted(c, call, "as it was");
+    ec_free(c);
+}
+END_TEST
+
+/* ---- arguments -------------------------------------------------------------------------------------------------- */
+
+typedef struct bad_argument {
+    const char *name;
+    ec_call call;
+    void (*spoil)(ec_case *c);
+    refusal want;
+    int family; /* 0 = each */
+} bad_argument;
+
+#define ARGUMENT(text)                                                        \
+    {                                                                         \
+        .status = RSSM_ERR_ARGUMENT, .role = -2, .dim = -2, .texts = { text } \
+    }
+#define AT(code, tensor, ...)                                                                   \
+    {                                                                                           \
+        .status = RSSM_ERR_##code, .role = RSSM_T_##tensor, .dim = -2, .texts = { __VA_ARGS__ } \
+    }
+#define SPOIL(name, ...)         \
+    static void name(ec_case *c) \
+    {                            \
+        __VA_ARGS__;             \
+    }
+
+static h_tensor *h_of(ec_case *c, ec_call call, int32_t role, int32_t layer)
+{
+    ec_tensor *t = ec_find(c, call, role, layer);
+    ck_assert_msg(t != NULL, "%s has no %s", ec_name(call), h_api()->role_name(role));
+    return &t->h;
+}
+
+static void many_tokens(ec_case *c, ec_call call, int64_t tokens)
+{
+    for (int i = 0; i < c->num_tensors; i++) {
+        ec_tensor *t = &c->tensors[i];
+        if (t->calls & 1u << call && (t->place == H_INPUT || t->place == H_OUTPUT))
+            t->h.shape[0] = tokens;
+    }
+}
+
+SPOIL(begin_flag, c->verify_begin.flags = 1u << 5)
+SPOIL(begin_skip, c->verify_begin.flags = RSSM_SKIP_VALIDATE)
+SPOIL(begin_T0, c->verify_begin.max_T = 0)
+SPOIL(begin_T4, c->verify_begin.max_T = EC_DRAFTS + 2)
+SPOIL(begin_T_negative, c->verify_begin.max_T = -1)
+SPOIL(begin_rows_are_slots,
+      h_of(c, EC_VERIFY_BEGIN, RSSM_T_ROWS, 0)->t.data = h_of(c, EC_VERIFY_BEGIN, RSSM_T_SLOTS, 0)->t.data)
+SPOIL(begin_rows_are_ends,
+      h_of(c, EC_VERIFY_BEGIN, RSSM_T_ROWS, 0)->t.data = h_of(c, EC_VERIFY_BEGIN, RSSM_T_CU_SEQLENS, 0)->t.data)
+SPOIL(verify_flag, c->verify.flags = 1u << 5)
+SPOIL(verify_both, c->verify.flags = RSSM_SKIP_VALIDATE | RSSM_CHECK_DEEP)
+SPOIL(verify_reserved, c->verify.reserved_ = 1)
+SPOIL(verify_layer, c->verify.layer = EC_LAYERS)
+SPOIL(verify_layer_negative, c->verify.layer = -1)
+SPOIL(verify_other_layer, c->verify.layer = 1)
+SPOIL(verify_no_tensors, c->verify.tensors = NULL)
+SPOIL(verify_scale, c->verify.has_scale = 2)
+SPOIL(verify_unknown_role, c->verify_roles[RSSM_T_COUNT] = c->commit.rows; c->verify.num_tensors = RSSM_T_COUNT + 1)
+SPOIL(verify_write_pos, c->verify_roles[RSSM_T_WRITE_POS] = c->commit.accepted)
+SPOIL(verify_force_flush, c->verify_roles[RSSM_T_FORCE_FLUSH] = c->commit.accepted)
+SPOIL(verify_indices, c->verify_roles[RSSM_T_STATE_INDICES] = c->commit.accepted)
+SPOIL(verify_conv_in, c->verify_roles[RSSM_T_CONV_IN] = c->window_roles[RSSM_T_CONV_IN])
+SPOIL(verify_tokens, many_tokens(c, EC_VERIFY, 13))
+SPOIL(verify_in_place,
+      h_of(c, EC_VERIFY, RSSM_T_OUT, 0)->t.data =
+          h_of(c, EC_VERIFY, c->spec.family == RSSM_FAMILY_MAMBA2 ? RSSM_T_MIXED_XBC : RSSM_T_MIXED_QKV, 0)->t.data)
+SPOIL(commit_flag, c->commit.flags = RSSM_SKIP_VALIDATE)
+SPOIL(commit_reserved, c->commit.reserved_ = 7)
+SPOIL(conv_flag, c->conv.flags = 1u << 9)
+SPOIL(conv_reserved, c->conv.reserved_ = 1)
+SPOIL(conv_scale, c->conv.has_scale = 1; c->conv.scale = 1)
+SPOIL(conv_bound, c->conv.has_lower_bound = 1; c->conv.lower_bound = -1)
+SPOIL(conv_layer, c->conv.layer = EC_LAYERS)
+SPOIL(conv_other_layer, c->conv.layer = 1)
+SPOIL(conv_no_tensors, c->conv.tensors = NULL)
+SPOIL(conv_no_ring, c->conv_roles[RSSM_T_CONV] = NULL)
+SPOIL(conv_write_pos, c->conv_roles[RSSM_T_WRITE_POS] = c->commit.accepted)
+SPOIL(conv_out_role, c->conv_roles[RSSM_T_OUT] = c->verify_roles[RSSM_T_OUT])
+SPOIL(conv_in_place, h_of(c, EC_CONV, RSSM_T_CONV_OUT, 0)->t.data = h_of(c, EC_CONV, RSSM_T_CONV_IN, 0)->t.data)
+SPOIL(conv_tokens, many_tokens(c, EC_CONV, EC_TOKENS))
+SPOIL(conv_verify_tokens, many_tokens(c, EC_CONV_VERIFY, 13))
+SPOIL(import_flag, c->import.flags = RSSM_SKIP_VALIDATE)
+SPOIL(import_reserved, c->import.reserved_ = 1)
+SPOIL(import_order, c->import.order = 2)
+SPOIL(import_order_negative, c->import.order = -1)
+SPOIL(import_swapped, c->import.order = RSSM_STATE_KV)
+SPOIL(import_layers, c->import.num_layers = 1)
+SPOIL(import_more_layers, c->import.num_layers = 3)
+SPOIL(import_no_layers, c->import.num_layers = 0)
+SPOIL(import_no_states, c->import.states = NULL)
+SPOIL(import_A_log, c->import.A_log = c->decays)
+SPOIL(import_A, c->import.A = c->decays)
+SPOIL(import_second_layer, c->states[1] = NULL)
+SPOIL(export_flag, c->export.flags = 1u << 31)
+SPOIL(export_reserved, c->export.reserved_ = 1)
+SPOIL(export_order, c->export.order = 2)
+SPOIL(export_layers, c->export.num_layers = 3)
+SPOIL(export_A_log, c->export.A_log = c->decays)
+SPOIL(export_A, c->export.A = c->decays)
+SPOIL(export_no_decay, c->export.A_log = NULL)
+SPOIL(export_same_state, c->outs[1] = c->outs[0])
+SPOIL(export_same_conv, c->conv_outs[1] = c->conv_outs[0])
+SPOIL(export_over_slots, h_of(c, EC_EXPORT, RSSM_T_STATE, 1)->t.data = h_of(c, EC_EXPORT, RSSM_T_SLOTS, 0)->t.data)
+SPOIL(export_conv_over_state, h_of(c, EC_EXPORT, RSSM_T_CONV, 0)->t.data = h_of(c, EC_EXPORT, RSSM_T_STATE, 1)->t.data)
+SPOIL(export_over_decay, h_of(c, EC_EXPORT, RSSM_T_STATE, 1)->t.data = h_of(c, EC_EXPORT, RSSM_T_A_LOG, 1)->t.data)
+SPOIL(flush_flag, c->flush.flags = RSSM_SKIP_VALIDATE)
+SPOIL(flush_layers, c->flush.num_layers = 1)
+SPOIL(flush_A_log, c->flush.A_log = c->decays; c->flush.num_layers = EC_LAYERS)
+SPOIL(flush_both, c->flush.A = c->decays)
+SPOIL(flush_no_decay, c->flush.A_log = NULL)
+SPOIL(copy_flag, c->copy.flags = RSSM_SKIP_VALIDATE)
+SPOIL(copy_reserved, c->copy.reserved_ = 1)
+
+static const bad_argument bad_arguments[] = {
+    {"unknown flag", EC_VERIFY_BEGIN, begin_flag, ARGUMENT("0x20"), 0},
+    {"skip", EC_VERIFY_BEGIN, begin_skip, ARGUMENT("0x1"), 0},
+    {"max_T = 0", EC_VERIFY_BEGIN, begin_T0, ARGUMENT("max_T = 0 is not in 1..3"), 0},
+    {"max_T = 4", EC_VERIFY_BEGIN, begin_T4, ARGUMENT("max_T = 4 is not in 1..3"), 0},
+    {"max_T = -1", EC_VERIFY_BEGIN, begin_T_negative, ARGUMENT("max_T = -1 is not in 1..3"), 0},
+    {"rows over slots", EC_VERIFY_BEGIN, begin_rows_are_slots, AT(OVERLAP, ROWS, "`slots`"), 0},
+    {"rows over cu_seqlens", EC_VERIFY_BEGIN, begin_rows_are_ends, AT(OVERLAP, ROWS, "`cu_seqlens`"), 0},
+    {"unknown flag", EC_VERIFY, verify_flag, ARGUMENT("0x20"), 0},
+    {"both flags", EC_VERIFY, verify_both, ARGUMENT("contradict"), 0},
+    {"reserved", EC_VERIFY, verify_reserved, ARGUMENT("reserved field is 1"), 0},
+    {"layer 2", EC_VERIFY, verify_layer, ARGUMENT("layer = 2 is not in 0..1"), 0},
+    {"layer -1", EC_VERIFY, verify_layer_negative, ARGUMENT("layer = -1"), 0},
+    {"other layer", EC_VERIFY, verify_other_layer, ARGUMENT("tensor of layer 0; this call is for layer 1"), 0},
+    {"no tensors", EC_VERIFY, verify_no_tensors, ARGUMENT("tensors is NULL"), 0},
+    {"has_scale = 2", EC_VERIFY, verify_scale, ARGUMENT("has_scale = 2"), 0},
+    {"unknown role", EC_VERIFY, verify_unknown_role, {.status = RSSM_ERR_ROLE, .role = RSSM_T_COUNT, .dim = -1}, 0},
+    {"write_pos", EC_VERIFY, verify_write_pos, AT(ROLE, WRITE_POS, "`write_pos`", "verify"), 0},
+    {"force_flush", EC_VERIFY, verify_force_flush, AT(ROLE, FORCE_FLUSH, "`force_flush`", "verify"), 0},
+    {"state_indices", EC_VERIFY, verify_indices, AT(ROLE, STATE_INDICES, "`state_indices`", "verify"), 0},
+    {"conv_in", EC_VERIFY, verify_conv_in, AT(ROLE, CONV_IN, "`conv_in`", "verify"), 0},
+    {"13 tokens", EC_VERIFY, verify_tokens, ARGUMENT("13 tokens are above 12"), 0},
+    {"in place", EC_VERIFY, verify_in_place, AT(OVERLAP, OUT, "`out`", "mixed_"), 0},
+    {"skip", EC_COMMIT, commit_flag, ARGUMENT("0x1"), 0},
+    {"reserved", EC_COMMIT, commit_reserved, ARGUMENT("reserved field is 7"), 0},
+    {"unknown flag", EC_CONV, conv_flag, ARGUMENT("0x200"), 0},
+    {"reserved", EC_CONV, conv_reserved, ARGUMENT("reserved"), 0},
+    {"scale", EC_CONV, conv_scale, ARGUMENT("no scale"), 0},
+    {"lower_bound", EC_CONV, conv_bound, ARGUMENT("no lower_bound"), 0},
+    {"layer 2", EC_CONV, conv_layer, ARGUMENT("layer = 2"), 0},
+    {"other layer", EC_CONV, conv_other_layer, ARGUMENT("tensor of layer 0; this call is for layer 1"), 0},
+    {"no tensors", EC_CONV, conv_no_tensors, ARGUMENT("tensors is NULL"), 0},
+    {"no conv", EC_CONV, conv_no_ring, AT(MISSING, CONV, "`conv`"), 0},
+    {"write_pos", EC_CONV, conv_write_pos, AT(ROLE, WRITE_POS, "`write_pos`", "convolution"), 0},
+    {"out", EC_CONV, conv_out_role, AT(ROLE, OUT, "`out`", "convolution"), 0},
+    {"in place", EC_CONV, conv_in_place, AT(OVERLAP, CONV_OUT, "`conv_out`", "`conv_in`"), 0},
+    {"tokens instead of rows", EC_CONV, conv_tokens, AT(SHAPE, ROWS, "[5, 8]; got [3, 8]"), 0},
+    {"13 tokens", EC_CONV_VERIFY, conv_verify_tokens, ARGUMENT("13 tokens are above 12"), 0},
+    {"skip", EC_IMPORT, import_flag, ARGUMENT("0x1"), 0},
+    {"reserved", EC_IMPORT, import_reserved, ARGUMENT("reserved"), 0},
+    {"order 2", EC_IMPORT, import_order, ARGUMENT("order = 2"), 0},
+    {"order -1", EC_IMPORT, import_order_negative, ARGUMENT("order = -1"), 0},
+    {"the other order", EC_IMPORT, import_swapped, AT(SHAPE, STATE, "`state`", "look swapped", "(layer 0)"), 0},
+    {"a layer less", EC_IMPORT, import_layers, ARGUMENT("num_layers = 1; this instance has 2"), 0},
+    {"a layer more", EC_IMPORT, import_more_layers, ARGUMENT("num_layers = 3; this instance has 2"), 0},
+    {"no layers", EC_IMPORT, import_no_layers, ARGUMENT("num_layers = 0; this instance has 2"), 0},
+    {"no states", EC_IMPORT, import_no_states, AT(MISSING, STATE, "states is NULL"), 0},
+    {"A_log", EC_IMPORT, import_A_log, AT(ROLE, A_LOG, "`A_log`", "import"), 0},
+    {"A", EC_IMPORT, import_A, AT(ROLE, A_DECAY, "`A`", "import"), 0},
+    {"no state of layer 1", EC_IMPORT, import_second_layer, AT(MISSING, STATE, "(layer 1)"), 0},
+    {"unknown flag", EC_EXPORT, export_flag, ARGUMENT("0x80000000"), 0},
+    {"reserved", EC_EXPORT, export_reserved, ARGUMENT("reserved"), 0},
+    {"order 2", EC_EXPORT, export_order, ARGUMENT("order = 2"), 0},
+    {"a layer more", EC_EXPORT, export_layers, ARGUMENT("num_layers = 3; this instance has 2"), 0},
+    {"A_log for KDA", EC_EXPORT, export_A_log, AT(ROLE, A_LOG, "`A_log`", "kda"), RSSM_FAMILY_KDA},
+    {"A for GDN", EC_EXPORT, export_A, AT(ROLE, A_DECAY, "`A`", "gdn"), RSSM_FAMILY_GDN},
+    {"A and A_log", EC_EXPORT, export_A, AT(ROLE, A_DECAY, "same weight"), RSSM_FAMILY_MAMBA2},
+    {"no A_log", EC_EXPORT, export_no_decay, AT(MISSING, A_LOG, "`A_log`"), RSSM_FAMILY_MAMBA2},
+    {"one state twice", EC_EXPORT, export_same_state, AT(OVERLAP, STATE, "layer 0", "layer 1"), 0},
+    {"one conv twice", EC_EXPORT, export_same_conv, AT(OVERLAP, CONV, "layer 0", "layer 1"), 0},
+    {"state over slots", EC_EXPORT, export_over_slots, AT(OVERLAP, STATE, "`slots`"), 0},
+    {"conv over state",
+     EC_EXPORT,
+     export_conv_over_state,
+     {.status = RSSM_ERR_OVERLAP, .role = -2, .dim = -2, .texts = {"`conv`", "`state`"}},
+     0},
+    {"state over A_log", EC_EXPORT, export_over_decay, AT(OVERLAP, STATE, "`A_log`"), RSSM_FAMILY_MAMBA2},
+    {"skip", EC_FLUSH, flush_flag, ARGUMENT("0x1"), 0},
+    {"num_layers = 1", EC_FLUSH, flush_layers, ARGUMENT("num_layers = 1"), 0},
+    {"A_log for KDA", EC_FLUSH, flush_A_log, AT(ROLE, A_LOG, "`A_log`", "kda"), RSSM_FAMILY_KDA},
+    {"A_log for GDN", EC_FLUSH, flush_A_log, AT(ROLE, A_LOG, "`A_log`", "gdn"), RSSM_FAMILY_GDN},
+    {"A and A_log", EC_FLUSH, flush_both, AT(ROLE, A_DECAY, "same weight"), RSSM_FAMILY_MAMBA2},
+    {"no A_log", EC_FLUSH, flush_no_decay, AT(MISSING, A_LOG, "`A_log`"), RSSM_FAMILY_MAMBA2},
+    {"skip", EC_COPY, copy_flag, ARGUMENT("0x1"), 0},
+    {"reserved", EC_COPY, copy_reserved, ARGUMENT("reserved"), 0},
+};
+
+START_TEST(test_argument)
+{
+    const bad_argument *b = &bad_arguments[_i / 3];
+    int32_t family = families[_i % 3];
+    if (b->family && b->family != family)
+        return;
+    ec_case *c = ec_new(family, RSSM_STATE_VK);
+    check_accepted(c, b->call, "as it was");
+    b->spoil(c);
+    check_refused(c, b->call, b->name, &b->want);
+    ec_free(c);
+}
+END_TEST
+
+/* Forms that are fine: layers may share a state that is imported, conv may be left out, lists may be empty. */
+START_TEST(test_accepted)
+{
+    ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    check_accepted(c, EC_EXPORT, "A_log");
+    c->import.conv = c->export.conv = NULL;
+    check_accepted(c, EC_IMPORT, "without conv");
+    check_accepted(c, EC_EXPORT, "without conv");
+    h_of(c, EC_IMPORT, RSSM_T_STATE, 0)->strides[0] = 0;
+    check_accepted(c, EC_IMPORT, "one state for all rows");
+    if (families[_i] == RSSM_FAMILY_MAMBA2) {
+        for (int32_t layer = 0; layer < EC_LAYERS; layer++)
+            h_fill(c->decays[layer], -0.5);
+        c->export.A_log = c->flush.A_log = NULL;
+        c->export.A = c->flush.A = c->decays;
+        check_accepted(c, EC_EXPORT, "A");
+        check_accepted(c, EC_FLUSH, "A");
+    }
+    c->verify_roles[RSSM_T_A_DECAY] = NULL;
+    h_of(c, EC_COPY, RSSM_T_SRC_SLOTS, 0)->shape[0] = h_of(c, EC_COPY, RSSM_T_DST_SLOTS, 0)->shape[0] = 0;
+    ec_remember(c);
+    check_accepted(c, EC_COPY, "nothing");
+    ck_assert(!ec_changed(c));
+    ec_free(c);
+}
+END_TEST
+
+/* ---- decode's own call with the new roles ----------------------------------------------------------------------- */
+
+static const int32_t conv_roles[] = {RSSM_T_CONV_IN,   RSSM_T_CONV_WEIGHT, RSSM_T_CONV_BIAS,
+                                     RSSM_T_CONV_OUT,  RSSM_T_CU_SEQLENS,  RSSM_T_ACCEPTED,
+                                     RSSM_T_SRC_SLOTS, RSSM_T_DST_SLOTS,   RSSM_T_SLOTS};
+
+START_TEST(test_decode_refuses)
+{
+    h_spec spec = h_defaults((h_spec){.family = families[_i], .drafts = 2, .init_flags = RSSM_INIT_CONV_STATE});
+    rssm_plugin *plugin = h_init(&spec);
+    h_call *call = h_call_new(&spec, 5);
+    rssm_error err = h_error();
+    ck_assert_int_eq(h_api()->validate(plugin, &call->args, &err), RSSM_OK);
+    for (int i = 0; i < COUNT(conv_roles); i++) {
+        call->roles[conv_roles[i]] = call->roles[RSSM_T_OUT];
+        ck_assert_int_eq(h_api()->validate(plugin, &call->args, &err), RSSM_ERR_ROLE);
+        ck_assert_int_eq(err.role, conv_roles[i]);
+        ck_assert_msg(strstr(err.message, "decode") != NULL, "%s", err.message);
+        call->roles[conv_roles[i]] = NULL;
+    }
+    ck_assert_int_eq(h_api()->prepare(plugin, &err), RSSM_OK);
+    ck_assert_int_eq(h_api()->decode(plugin, &call->args, &err), RSSM_OK); /* R = L + Tm */
+    h_call_free(call);
+    h_teardown(&plugin);
+}
+END_TEST
+
+/* ---- too early, or not asked for at init ------------------------------------------------------------------------ */
+
+typedef struct lacking {
+    const char *name;
+    int32_t drafts;
+    uint32_t flags;
+    int prepared, pool;
+    rssm_status status[EC_CALLS];
+} lacking;
+
+enum { OK_ = RSSM_OK, ST = RSSM_ERR_STATE, UN = RSSM_ERR_UNSUPPORTED };
+
+/* begin, verify, validate, commit, conv, conv_verify, validate, import, export, flush, copy */
+static const lacking lackings[] = {
+    {"no prepare", EC_DRAFTS, RSSM_INIT_CONV_STATE, 0, 0, {ST, ST, OK_, ST, ST, ST, OK_, ST, ST, ST, ST}},
+    {"no pool", EC_DRAFTS, RSSM_INIT_CONV_STATE, 1, 0, {ST, OK_, OK_, ST, OK_, OK_, OK_, ST, ST, ST, ST}},
+    {"no drafts", 0, RSSM_INIT_CONV_STATE, 1, 1, {UN, UN, UN, UN, -1, UN, -1, -1, -1, OK_, OK_}},
+    {"no conv", EC_DRAFTS, 0, 1, 1, {OK_, OK_, OK_, -1, UN, UN, UN, RSSM_ERR_ROLE, RSSM_ERR_ROLE, OK_, OK_}},
+};
+
+/* Another instance gets the calls of the case; -1: its tensors have other shapes, so nothing is said about it. */
+START_TEST(test_lacking)
+{
+    const lacking *l = &lackings[_i % COUNT(lackings)];
+    ec_case *c = ec_new(families[_i / COUNT(lackings)], RSSM_STATE_VK);
+    h_spec spec = c->spec;
+    spec.drafts = l->drafts;
+    spec.init_flags = l->flags;
+    rssm_plugin *whole = c->plugin, *other = h_init(&spec);
+    if (l->prepared)
+        ck_assert_int_eq(h_api()->prepare(other, NULL), RSSM_OK);
+    if (l->pool)
+        ck_assert_int_eq(h_api()->pool_create(other, NULL, NULL), RSSM_OK);
+    for (int call = 0; call < EC_CALLS; call++) {
+        c->plugin = other;
+        outcome o = run(c, (ec_call)call);
+        c->plugin = whole;
+        ck_assert_msg(l->status[call] == -1 || o.status == l->status[call], "%s, %s: %s: %s", l->name,
+                      ec_name((ec_call)call), h_api()->status_name(o.status), o.err.message);
+    }
+    h_teardown(&other);
+    ec_free(c);
+}
+END_TEST
+
+/* ---- struct sizes, NULLs, err ----------------------------------------------------------------------------------- */
+
+static rssm_status run_with(ec_case *c, ec_call call, rssm_plugin *plugin, const void *args, rssm_error *err)
+{
+    switch (call) {
+    case EC_VERIFY_BEGIN:
+        return c->verify_api->verify_begin(plugin, args, err);
+    case EC_VERIFY:
+        return c->verify_api->verify(plugin, args, err);
+    case EC_VALIDATE_VERIFY:
+        return c->verify_api->validate(plugin, args, err);
+    case EC_COMMIT:
+        return c->verify_api->commit(plugin, args, err);
+    case EC_CONV:
+        return c->conv_api->conv(plugin, args, err);
+    case EC_CONV_VERIFY:
+        return c->conv_api->conv_verify(plugin, args, err);
+    case EC_VALIDATE_CONV:
+        return c->conv_api->validate(plugin, args, err);
+    case EC_IMPORT:
+        return c->slots_api->import_state(plugin, args, err);
+    case EC_EXPORT:
+        return c->slots_api->export_state(plugin, args, err);
+    case EC_FLUSH:
+        return c->slots_api->flush(plugin, args, err);
+    default:
+        return c->slots_api->copy(plugin, args, err);
+    }
+}
+
+START_TEST(test_struct_sizes)
+{
+    ec_call call = (ec_call)_i;
+    ec_case *c = ec_new(RSSM_FAMILY_GDN, RSSM_STATE_VK);
+    uint64_t size;
+    const void *args = ec_args(c, call, &size);
+    const struct {
+        uint64_t size, dirty; /* this byte is not zero; 0 = none */
+        rssm_status status;
+    } tries[] = {
+        {0, 0, RSSM_ERR_STRUCT_SIZE},
+        {8, 0, RSSM_ERR_STRUCT_SIZE},
+        {size - 1, 0, RSSM_ERR_STRUCT_SIZE},
+        {UINT64_MAX, 0, RSSM_ERR_STRUCT_SIZE},
+        {size + 64, size, RSSM_ERR_STRUCT_SIZE},
+        {size + 64, size + 63, RSSM_ERR_STRUCT_SIZE},
+        {size, size, RSSM_OK},
+        {size + 1, 0, RSSM_OK},
+        {size + 64, 0, RSSM_OK},
+    };
+    for (int i = 0; i < COUNT(tries); i++) {
+        union {
+            uint64_t size;
+            unsigned char bytes[512];
+        } given = {0};
+        memcpy(given.bytes, args, size);
+        given.size = tries[i].size;
+        if (tries[i].dirty)
+            given.bytes[tries[i].dirty] = 1;
+        ec_remember(c);
+        rssm_error err = h_error();
+        rssm_status status = run_with(c, call, c->plugin, given.bytes, &err);
+        ck_assert_msg(status == tries[i].status, "%s, struct of %llu (%llu): %s: %s", ec_name(call),
+                      (unsigned long long)tries[i].size, (unsigned long long)tries[i].dirty,
+                      h_api()->status_name(status), err.message);
+        ck_assert_msg(!status || !ec_changed(c), "%s: bytes have changed", ec_name(call));
+        if (!status && call == EC_COMMIT)
+            break; /* a second commit is another matter */
+    }
+    ec_free(c);
+}
+END_TEST
+
+START_TEST(test_nulls)
+{
+    ec_call call = (ec_call)_i;
+    ec_case *c = ec_new(RSSM_FAMILY_KDA, RSSM_STATE_VK);
+    uint64_t size, torn_down[64] = {0};
+    const void *args = ec_args(c, call, &size);
+    rssm_plugin *const plugins[] = {c->plugin, NULL, NULL, (rssm_plugin *)(void *)torn_down};
+    const void *const given[] = {NULL, args, NULL, args};
+    for (int i = 0; i < COUNT(plugins); i++) {
+        rssm_error err = h_error();
+        ec_remember(c);
+        ck_assert_int_eq(run_with(c, call, plugins[i], given[i], &err), RSSM_ERR_ARGUMENT);
+        ck_assert_int_eq(err.status, RSSM_ERR_ARGUMENT);
+        ck_assert_msg(strlen(err.message) > 4, "%s: no message", ec_name(call));
+        ck_assert_int_eq(run_with(c, call, plugins[i], given[i], NULL), RSSM_ERR_ARGUMENT);
+        ck_assert(!ec_changed(c));
+    }
+    /* err: shorter than 1.0 refuses the call as a whole and is left alone; a longer one is not written beyond */
+    union {
+        rssm_error err;
+        unsigned char bytes[sizeof(rssm_error) + 64];
+    } u, before;
+    memset(&u, 0x5A, sizeof(u));
+    u.err.struct_size = sizeof(rssm_error) - 1;
+    before = u;
+    ck_assert_int_eq(run_with(c, call, c->plugin, args, &u.err), RSSM_ERR_STRUCT_SIZE);
+    ck_assert(memcmp(&u, &before, sizeof(u)) == 0 && !ec_changed(c));
+    u.err.struct_size = sizeof(u);
+    ck_assert_int_eq(run_with(c, call, c->plugin, NULL, &u.err), RSSM_ERR_ARGUMENT);
+    ck_assert_uint_eq(u.err.struct_size, sizeof(u));
+    for (size_t k = sizeof(rssm_error); k < sizeof(u); k++)
+        ck_assert(u.bytes[k] == 0x5A);
+    ec_free(c);
+}
+END_TEST
+
+/* ---- deep ------------------------------------------------------------------------------------------------------- */
+
+/* Values that RSSM_CHECK_DEEP refuses, or accepts (status 0). */
+typedef struct deep_case {
+    const char *name;
+    ec_call call;
+    void (*spoil)(ec_case *c);
+    refusal want;
+} deep_case;
+
+static void set_list(ec_case *c, ec_call call, int32_t role, const int64_t *values)
+{
+    h_tensor *t = h_of(c, call, role, 0);
+    for (int64_t i = 0; i < t->shape[0]; i++)
+        h_set(&t->t, i, 0, 0, 0, (double)values[i]);
+}
+
+static void set_row(ec_case *c, ec_call call, int64_t row, int64_t column, int32_t value)
+{
+    h_set(&h_of(c, call, RSSM_T_ROWS, 0)->t, row, column, 0, 0, value);
+}
+
+#define LIST(name, call, role, ...)                                       \
+    static void name(ec_case *c)                                          \
+    {                                                                     \
+        set_list(c, call, RSSM_T_##role, (const int64_t[]){__VA_ARGS__}); \
+    }
+
+LIST(begin_twice, EC_VERIFY_BEGIN, SLOTS, 0, 2, 0)
+LIST(begin_padding, EC_VERIFY_BEGIN, SLOTS, -1, EC_SLOTS, EC_PAD)
+LIST(begin_padding_twice, EC_VERIFY_BEGIN, SLOTS, EC_PAD, EC_PAD, 1)
+LIST(begin_from_1, EC_VERIFY_BEGIN, CU_SEQLENS, 1, 2, 2, 5)
+LIST(begin_from_minus_1, EC_VERIFY_BEGIN, CU_SEQLENS, -1, 2, 2, 5)
+LIST(begin_decreasing, EC_VERIFY_BEGIN, CU_SEQLENS, 0, 2, 1, 3)
+LIST(begin_long, EC_VERIFY_BEGIN, CU_SEQLENS, 0, 2, 2, 6)
+LIST(begin_empty, EC_VERIFY_BEGIN, CU_SEQLENS, 0, 0, 0, 0)
+SPOIL(begin_max_T, c->verify_begin.max_T = 1)
+SPOIL(begin_base, c->cursors[0] = 7)
+SPOIL(begin_base_negative, c->cursors[4] = -1)
+SPOIL(begin_count, c->cursors[1] = 5)
+SPOIL(begin_conv, c->cursors[2] = 6)
+SPOIL(begin_short, c->cursors[3] = 4)
+SPOIL(row_slot, set_row(c, EC_VERIFY, 0, 0, EC_SLOTS))
+SPOIL(row_slot_twice, set_row(c, EC_VERIFY, 0, 0, 2))
+SPOIL(row_base, set_row(c, EC_VERIFY, 0, 1, 7))
+SPOIL(row_count, set_row(c, EC_VERIFY, 0, 2, 5); set_row(c, EC_VERIFY, 0, 3, 1))
+SPOIL(row_flush, set_row(c, EC_VERIFY, 1, 3, 2))
+SPOIL(row_flush_unasked, set_row(c, EC_VERIFY, 2, 3, 1))
+SPOIL(row_start, set_row(c, EC_VERIFY, 2, 5, 3))
+SPOIL(row_start_negative, set_row(c, EC_VERIFY, 0, 5, -1))
+SPOIL(row_start_inside, set_row(c, EC_VERIFY, 2, 5, 1))
+SPOIL(row_long, set_row(c, EC_VERIFY, 2, 6, 4))
+SPOIL(row_len_negative, set_row(c, EC_VERIFY, 2, 6, -1))
+SPOIL(row_conv, set_row(c, EC_CONV_VERIFY, 0, 4, 6))
+SPOIL(row_padding, set_row(c, EC_VERIFY, 0, 0, -1))
+SPOIL(step_rows_conv, set_row(c, EC_CONV, 0, 4, -1))
+SPOIL(step_rows_of_verify, c->conv_roles[RSSM_T_ROWS] = c->commit.rows)
+SPOIL(step_rows_flushing, set_row(c, EC_CONV, 0, 3, 1); c->verify_roles[RSSM_T_ROWS] = c->conv_roles[RSSM_T_ROWS])
+LIST(accepted_negative, EC_COMMIT, ACCEPTED, -1, 0, 3)
+LIST(accepted_more, EC_COMMIT, ACCEPTED, 3, 0, 3)
+LIST(accepted_of_none, EC_COMMIT, ACCEPTED, 2, 1, 3)
+LIST(accepted_all, EC_COMMIT, ACCEPTED, 2, 0, 3)
+SPOIL(commit_moved, c->cursors[1]++)
+SPOIL(commit_moved_conv, c->cursors[2] = (c->cursors[2] + 1) % 6)
+LIST(import_twice, EC_IMPORT, SLOTS, 2, 1, 2)
+LIST(import_padding, EC_IMPORT, SLOTS, 2, -1, EC_PAD)
+LIST(export_twice, EC_EXPORT, SLOTS, 2, 1, 2)
+LIST(flush_twice, EC_FLUSH, SLOTS, 2, 1, 2)
+LIST(copy_dst_twice, EC_COPY, DST_SLOTS, 3, 3)
+LIST(copy_dst_is_src, EC_COPY, DST_SLOTS, 3, 0)
+LIST(copy_src_twice, EC_COPY, SRC_SLOTS, 1, 1)
+LIST(copy_half_src, EC_COPY, SRC_SLOTS, 1, EC_SLOTS)
+LIST(copy_half_dst, EC_COPY, DST_SLOTS, EC_PAD, 3)
+SPOIL(copy_padding, set_list(c, EC_COPY, RSSM_T_SRC_SLOTS, (const int64_t[]){-1, EC_PAD});
+      set_list(c, EC_COPY, RSSM_T_DST_SLOTS, (const int64_t[]){EC_SLOTS, -1}))
+
+#define VALUE(tensor, ...)                                                                     \
+    {                                                                                          \
+        .status = RSSM_ERR_VALUE, .role = RSSM_T_##tensor, .dim = -2, .texts = { __VA_ARGS__ } \
+    }
+#define FINE              \
+    {                     \
+        .status = RSSM_OK \
+    }
+
+static const deep_case deep_cases[] = {
+    {"a slot twice", EC_VERIFY_BEGIN, begin_twice, VALUE(SLOTS, "slot 0 twice", "rows 0 and 2")},
+    {"padding rows", EC_VERIFY_BEGIN, begin_padding, FINE},
+    {"the pad slot twice", EC_VERIFY_BEGIN, begin_padding_twice, FINE},
+    {"from 1", EC_VERIFY_BEGIN, begin_from_1, VALUE(CU_SEQLENS, "start at 0; got 1")},
+    {"from -1", EC_VERIFY_BEGIN, begin_from_minus_1, VALUE(CU_SEQLENS, "start at 0; got -1")},
+    {"decreasing", EC_VERIFY_BEGIN, begin_decreasing, VALUE(CU_SEQLENS, "decreases at entry 2", "1 after 2")},
+    {"a window of 4", EC_VERIFY_BEGIN, begin_long, VALUE(CU_SEQLENS, "row 2", "4 tokens", "max_T = 3")},
+    {"empty windows", EC_VERIFY_BEGIN, begin_empty, FINE},
+    {"windows above max_T", EC_VERIFY_BEGIN, begin_max_T, VALUE(CU_SEQLENS, "row 0", "2 tokens", "max_T = 1")},
+    {"base 7", EC_VERIFY_BEGIN, begin_base, VALUE(CURSOR, "slot 0", "base 7 is not in 0..6")},
+    {"base -1", EC_VERIFY_BEGIN, begin_base_negative, VALUE(CURSOR, "slot 1", "base -1 is not in 0..6")},
+    {"count 5", EC_VERIFY_BEGIN, begin_count, VALUE(CURSOR, "slot 0", "count 5 is not in 0..4")},
+    {"conv 6", EC_VERIFY_BEGIN, begin_conv, VALUE(CURSOR, "slot 0", "conv 6 is not in 0..5")},
+    {"short 4", EC_VERIFY_BEGIN, begin_short, VALUE(CURSOR, "slot 0", "short 4 is not in 0..3")},
+    {"slot 6", EC_VERIFY, row_slot, VALUE(ROWS, "row 0 (slot 6)")},
+    {"a slot twice", EC_VERIFY, row_slot_twice, VALUE(ROWS, "slot 2 twice")},
+    {"base 7", EC_VERIFY, row_base, VALUE(ROWS, "base 7 is not in 0..6")},
+    {"count 5", EC_VERIFY, row_count, VALUE(ROWS, "count 5 is not in 0..4")},
+    {"flush 2", EC_VERIFY, row_flush, VALUE(ROWS, "row 1", "neither 0 nor 1")},
+    {"flush unasked", EC_VERIFY, row_flush_unasked, VALUE(ROWS, "row 2", "verify_begin decides")},
+    {"tokens beyond", EC_VERIFY, row_start, VALUE(ROWS, "row 2 has tokens 3..5", "2..4")},
+    {"token -1", EC_VERIFY, row_start_negative, VALUE(ROWS, "row 0 has tokens -1..0")},
+    {"tokens of another row", EC_VERIFY, row_start_inside, VALUE(ROWS, "row 2 has tokens 1..3", "2..4")},
+    {"a window of 4", EC_VERIFY, row_long, VALUE(ROWS, "row 2", "max_draft_tokens + 1")},
+    {"a window of -1", EC_VERIFY, row_len_negative, VALUE(ROWS, "row 2", "below 0")},
+    {"a padding row", EC_VERIFY, row_padding, FINE},
+    {"a window of 4", EC_VALIDATE_VERIFY, row_long, VALUE(ROWS, "row 2", "max_draft_tokens + 1")},
+    {"rows of a step that flushes", EC_VERIFY, step_rows_flushing, VALUE(ROWS, "row 0", "verify_begin")},
+    {"conv 6", EC_CONV_VERIFY, row_conv, VALUE(ROWS, "row 0", "convolution position")},
+    {"conv 6", EC_VALIDATE_CONV, row_conv, VALUE(ROWS, "row 0", "convolution position")},
+    {"conv -1", EC_CONV, step_rows_conv, VALUE(ROWS, "row 0", "convolution position")},
+    {"rows of verify_begin", EC_CONV, step_rows_of_verify, VALUE(ROWS, "row 0", "step_begin", "one token")},
+    {"accepted -1", EC_COMMIT, accepted_negative, VALUE(ACCEPTED, "row 0: -1 is not in 0..2")},
+    {"accepted > T", EC_COMMIT, accepted_more, VALUE(ACCEPTED, "row 0: 3 is not in 0..2")},
+    {"accepted of an empty window", EC_COMMIT, accepted_of_none, VALUE(ACCEPTED, "row 1: 1 is not in 0..0")},
+    {"accepted == T", EC_COMMIT, accepted_all, FINE},
+    {"moved", EC_COMMIT, commit_moved, VALUE(CURSOR, "slot 0 has moved", "committed before")},
+    {"moved conv", EC_COMMIT, commit_moved_conv, VALUE(CURSOR, "slot 0 has moved")},
+    {"a slot twice", EC_IMPORT, import_twice, VALUE(SLOTS, "slot 2 twice", "rows 0 and 2")},
+    {"padding", EC_IMPORT, import_padding, FINE},
+    {"a bad cursor", EC_IMPORT, begin_count, FINE},
+    {"a slot twice", EC_EXPORT, export_twice, FINE},
+    {"a bad cursor", EC_EXPORT, begin_count, VALUE(CURSOR, "slot 0", "count 5")},
+    {"a slot twice", EC_FLUSH, flush_twice, VALUE(SLOTS, "slot 2 twice")},
+    {"a bad cursor", EC_FLUSH, begin_conv, VALUE(CURSOR, "slot 0", "conv 6")},
+    {"dst twice", EC_COPY, copy_dst_twice, VALUE(DST_SLOTS, "slot 3 twice", "rows 0 and 1")},
+    {"dst in src", EC_COPY, copy_dst_is_src, VALUE(DST_SLOTS, "slot 0", "`src_slots` too")},
+    {"src twice", EC_COPY, copy_src_twice, FINE},
+    {"src out of range", EC_COPY, copy_half_src, VALUE(SRC_SLOTS, "slot 6", "out of range")},
+    {"dst is the pad slot", EC_COPY, copy_half_dst, VALUE(DST_SLOTS, "slot 5", "out of range")},
+    {"padding pairs", EC_COPY, copy_padding, FINE},
+    {"a bad cursor of src", EC_COPY, begin_base, VALUE(CURSOR, "slot 0", "base 7")},
+};
+
+static void ask_deep(ec_case *c)
+{
+    c->verify_begin.flags = c->verify.flags = c->commit.flags = c->conv.flags = c->conv_verify.flags = RSSM_CHECK_DEEP;
+    c->import.flags = c->export.flags = c->flush.flags = c->copy.flags = RSSM_CHECK_DEEP;
+}
+
+START_TEST(test_deep)
+{
+    const deep_case *d = &deep_cases[_i / 3];
+    ec_case *c = ec_new(families[_i % 3], RSSM_STATE_VK);
+    d->spoil(c);
+    ask_deep(c);
+    if (d->want.status)
+        check_refused(c, d->call, d->name, &d->want);
+    else
+        check_accepted(c, d->call, d->name);
+    ec_free(c);
+}
+END_TEST
+
+/* Nothing to find: every call, deep, in the order of a pass. */
+START_TEST(test_deep_accepts)
+{
+    static const ec_call order[] = {EC_VALIDATE_CONV, EC_CONV,         EC_CONV_VERIFY, EC_VALIDATE_VERIFY, EC_VERIFY,
+                                    EC_COMMIT,        EC_VERIFY_BEGIN, EC_EXPORT,      EC_FLUSH,           EC_IMPORT};
+    ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    ask_deep(c);
+    for (int i = 0; i < COUNT(order); i++)
+        check_accepted(c, order[i], "deep");
+    set_list(c, EC_COPY, RSSM_T_SRC_SLOTS, (const int64_t[]){0, 0});
+    set_list(c, EC_COPY, RSSM_T_DST_SLOTS, (const int64_t[]){3, 4});
+    check_accepted(c, EC_COPY, "deep, one source of two copies");
+    ec_free(c);
+}
+END_TEST
+
+/* ---- all of them ------------------------------------------------------------------------------------------------ */
+
+static void add(h_suite *suite, const char *name, const TTest *test, int count, const char *extension)
+{
+    h_add(suite, &(h_tests){.name = name, .test = test, .count = count, .timeout = 180, .extension = extension});
+}
+
+void extensions_tests(h_suite *suite);
+
+void extensions_tests(h_suite *suite)
+{
+    add(suite, "each tensor x each defect", test_tensors, 2 * 3 * EC_CALLS, RSSM_EXT_SLOTS);
+    add(suite, "arguments", test_argument, 3 * COUNT(bad_arguments), RSSM_EXT_SLOTS);
+    add(suite, "accepted forms", test_accepted, 3, RSSM_EXT_SLOTS);
+    add(suite, "decode refuses their roles", test_decode_refuses, 3, NULL);
+    add(suite, "too early or not asked for", test_lacking, 3 * COUNT(lackings), RSSM_EXT_SLOTS);
+    add(suite, "struct sizes", test_struct_sizes, EC_CALLS, RSSM_EXT_SLOTS);
+    add(suite, "NULLs and err", test_nulls, EC_CALLS, RSSM_EXT_SLOTS);
+    add(suite, "deep", test_deep, 3 * COUNT(deep_cases), RSSM_EXT_SLOTS);
+    add(suite, "deep accepts", test_deep_accepts, 3, RSSM_EXT_SLOTS);
+}
+
+#ifndef RSSM_CONFORM
+int main(void)
+{
+    return h_main("extensions", extensions_tests, true);
+}
+#endif
