@@ -105,7 +105,90 @@ static void json_pool(json *out, const host *h)
     json_int(out, "workspace_bytes", pool->workspace_bytes);
 }
 
-static void print_json(const host *h)
+/* What a window of T = drafts + 1 tokens costs in memory, over all layers of this rank. A server that writes its state at
+ * every token needs T + 1 of them per session to go back to; replay needs room in the ring. */
+typedef struct speculation {
+    int64_t drafts, tokens;
+    int64_t plain_bytes, bytes;     /* of a slot without and with room for drafts, the ring equally long */
+    int64_t ring_bytes, conv_bytes; /* the difference: draft rows, convolution columns */
+    int64_t snapshots, snapshot_bytes;
+    int64_t budget; /* 0: not given; then no sessions */
+    int64_t plain_sessions, sessions, snapshot_sessions;
+} speculation;
+
+/* The same plan without drafts, for comparison; the ring as long as the plan's. */
+static int plan_without_drafts(const host *h, const plan_options *o, rssm_layout *plain)
+{
+    host other = *h; /* its library and sizes */
+    other.plugin = NULL;
+    rssm_init_args args = o->init;
+    args.max_draft_tokens = 0;
+    args.ring_length = h->model.ring_length;
+    int code = host_init(&other, &args);
+    if (code != EXIT_OK)
+        return code;
+    *plain = other.layout;
+    plain->tensors = NULL; /* they end with their instance */
+    return host_check(&other, h->api->teardown(&other.plugin, &other.error), "teardown");
+}
+
+static int plan_speculation(const host *h, const plan_options *o, speculation *s)
+{
+    rssm_layout plain;
+    const rssm_layout *pool = &h->layout;
+    int code = plan_without_drafts(h, o, &plain);
+    if (code != EXIT_OK)
+        return code;
+    *s = (speculation){
+        .drafts = o->draft,
+        .tokens = o->draft + 1,
+        .plain_bytes = plain.slot_total_bytes,
+        .bytes = pool->slot_total_bytes,
+        .ring_bytes = pool->slot_ring_bytes - plain.slot_ring_bytes,
+        .conv_bytes = pool->slot_conv_bytes - plain.slot_conv_bytes,
+        .snapshots = o->draft + 2,
+        .snapshot_bytes = (o->draft + 2) * (plain.slot_state_bytes + plain.slot_conv_bytes),
+        .budget = o->init.memory_budget_bytes,
+    };
+    if (s->budget > 0) {
+        s->plain_sessions = plain.num_slots;
+        s->sessions = pool->num_slots;
+        s->snapshot_sessions = s->budget / s->snapshot_bytes;
+    }
+    return EXIT_OK;
+}
+
+static void json_sessions(json *out, const speculation *s, int64_t sessions)
+{
+    if (s->budget > 0)
+        json_int(out, "sessions", sessions);
+    else
+        json_null(out, "sessions");
+    json_end(out);
+}
+
+static void json_speculation(json *out, const speculation *s)
+{
+    json_object(out, "speculation");
+    json_int(out, "max_draft_tokens", s->drafts);
+    json_int(out, "window_tokens", s->tokens);
+    json_object(out, "plain");
+    json_int(out, "bytes_per_slot", s->plain_bytes);
+    json_sessions(out, s, s->plain_sessions);
+    json_object(out, "replay");
+    json_int(out, "bytes_per_slot", s->bytes);
+    json_int(out, "extra_bytes_per_slot", s->ring_bytes + s->conv_bytes);
+    json_int(out, "extra_ring_bytes_per_slot", s->ring_bytes);
+    json_int(out, "extra_conv_bytes_per_slot", s->conv_bytes);
+    json_sessions(out, s, s->sessions);
+    json_object(out, "state_snapshots");
+    json_int(out, "snapshots", s->snapshots);
+    json_int(out, "bytes_per_slot", s->snapshot_bytes);
+    json_sessions(out, s, s->snapshot_sessions);
+    json_end(out);
+}
+
+static void print_json(const host *h, const speculation *s)
 {
     const rssm_description *m = &h->model;
     json out = json_to(stdout);
@@ -134,6 +217,8 @@ static void print_json(const host *h)
     json_string(&out, "ring_dtype", dtype_name(m->ring_dtype));
     json_tensors(&out, h);
     json_pool(&out, h);
+    if (s)
+        json_speculation(&out, s);
     json_int(&out, "step_bytes", m->step_bytes);
     json_int(&out, "step_bytes_read_write", m->step_bytes_read_write);
     char hash[17]; /* a string: 64 bits do not fit a JSON number everywhere */
@@ -214,6 +299,29 @@ static void print_pool(const host *h, const plan_options *o)
         printf("    %s\n", h->model.assumed[i]);
 }
 
+static void print_way(const char *way, int64_t bytes, const speculation *s, int64_t sessions)
+{
+    printf("    %-36s %12s per slot, %5.2f x", way, human(bytes).text, (double)bytes / (double)s->plain_bytes);
+    if (s->budget > 0)
+        printf(", %8" PRId64 " session%s fit", sessions, sessions == 1 ? "" : "s");
+    printf("\n");
+}
+
+static void print_speculation(const speculation *s)
+{
+    char snapshots[64];
+    snprintf(snapshots, sizeof snapshots, "%" PRId64 " state snapshots (T + 1), no ring", s->snapshots);
+    printf("\n  speculation, windows of T = %" PRId64 " tokens (%" PRId64 " drafts and the bonus token):\n", s->tokens,
+           s->drafts);
+    print_way("plain decoding, no drafts", s->plain_bytes, s, s->plain_sessions);
+    print_way("replay, room for drafts in the ring", s->bytes, s, s->sessions);
+    print_way(snapshots, s->snapshot_bytes, s, s->snapshot_sessions);
+    printf("    drafts cost %s per slot: %s of ring rows, %s of convolution columns\n",
+           human(s->ring_bytes + s->conv_bytes).text, human(s->ring_bytes).text, human(s->conv_bytes).text);
+    if (s->budget == 0)
+        printf("    (--memory says how many sessions fit)\n");
+}
+
 static int plan(host *h, plan_options *o)
 {
     o->init.struct_size = sizeof o->init;
@@ -226,15 +334,20 @@ static int plan(host *h, plan_options *o)
     int code = host_load(h, o->plugin);
     if (code == EXIT_OK)
         code = host_init(h, &o->init);
+    speculation cost;
+    if (code == EXIT_OK && o->draft > 0)
+        code = plan_speculation(h, o, &cost);
     if (code != EXIT_OK)
         return code;
     if (o->json) {
-        print_json(h);
-    } else {
-        print_model(h);
-        print_tensors(h);
-        print_pool(h, o);
+        print_json(h, o->draft > 0 ? &cost : NULL);
+        return EXIT_OK;
     }
+    print_model(h);
+    print_tensors(h);
+    print_pool(h, o);
+    if (o->draft > 0)
+        print_speculation(&cost);
     return EXIT_OK;
 }
 
@@ -253,7 +366,8 @@ int main(int argc, char **argv)
         {"slots", OPTION_INT, &o.init.num_slots, "N", "requests alive at once [1]", INT64_MIN, INT64_MAX},
         {"memory", OPTION_BYTES, &o.init.memory_budget_bytes, "BYTES", "as many slots as fit (80GiB, 512M, 1000000)", 0,
          0},
-        {"draft", OPTION_INT, &o.draft, "D", "draft tokens besides the bonus token [0]", INT32_MIN, INT32_MAX},
+        {"draft", OPTION_INT, &o.draft, "D", "draft tokens besides the bonus token, and what they cost [0]", INT32_MIN,
+         INT32_MAX},
         {"conv", OPTION_FLAG, &o.conv, NULL, "the pool also holds the convolution's history", 0, 0},
         {"json", OPTION_FLAG, &o.json, NULL, "for programs", 0, 0},
         {"plugin", OPTION_TEXT, &o.plugin, "PATH", "the plugin to load", 0, 0},

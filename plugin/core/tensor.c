@@ -45,11 +45,6 @@ int64_t rssm_element_bytes(const DLTensor *t)
     return t->dtype.bits / 8;
 }
 
-const DLTensor *rssm_given(const rssm_decode_args *args, int32_t role)
-{
-    return role > 0 && (uint32_t)role < args->num_tensors ? args->tensors[role] : NULL;
-}
-
 /* ---- messages --------------------------------------------------------------------------------------------------- */
 
 enum { TEXT = 160 };
@@ -352,65 +347,95 @@ int64_t rssm_tensor_bytes(const DLTensor *t)
     return elements < 0 || __builtin_mul_overflow(elements, rssm_element_bytes(t), &bytes) ? -1 : bytes;
 }
 
-static rssm_status check_strides(const rssm_role_spec *spec, const DLTensor *t, rssm_error *err)
+typedef enum stride_fault { STRIDE_FINE, STRIDE_NEGATIVE, STRIDE_INNER, STRIDE_OVERLAP } stride_fault;
+
+static rssm_status fail_stride(const rssm_role_spec *spec, stride_fault fault, int dim, int64_t want, int64_t stride,
+                               rssm_error *err)
 {
     const char *name = rssm_role_name(spec->role);
+    rssm_where where = {.role = spec->role, .dim = dim, .expected = want, .got = stride};
+    if (fault == STRIDE_NEGATIVE)
+        return rssm_fail_at(err, RSSM_ERR_STRIDE, where, "`%s` has a negative stride %lld in dim %d", name,
+                            (long long)stride, dim);
+    if (fault == STRIDE_INNER)
+        return rssm_fail_at(err, RSSM_ERR_STRIDE, where, "`%s` must be compact in dim %d: stride %lld; got %lld", name,
+                            dim, (long long)want, (long long)stride);
+    bool rows = spec->place == RSSM_PLACE_OUTPUT || spec->place == RSSM_PLACE_INDEX;
+    return rssm_fail_at(err, RSSM_ERR_STRIDE, where,
+                        "`%s` has overlapping %s: stride %lld of dim 0 is below the %lld elements of one", name,
+                        rows ? "rows" : "slots", (long long)stride, (long long)want);
+}
+
+/* A dimension of more than one element; `inner` elements lie within one index of it. */
+static stride_fault judge_stride(const rssm_role_spec *spec, const DLTensor *t, int dim, int64_t inner)
+{
+    int64_t stride = t->strides[dim];
+    bool index = spec->place == RSSM_PLACE_INDEX && t->ndim == 1;
+    bool written = spec->place != RSSM_PLACE_INPUT && spec->place != RSSM_PLACE_WEIGHT && !index;
+    if (stride < 0)
+        return STRIDE_NEGATIVE;
+    if (dim == 0 && spec->place != RSSM_PLACE_WEIGHT)
+        return written && stride < inner ? STRIDE_OVERLAP : STRIDE_FINE;
+    return stride != inner ? STRIDE_INNER : STRIDE_FINE;
+}
+
+static rssm_status check_strides(const rssm_role_spec *spec, const DLTensor *t, rssm_error *err)
+{
     int64_t inner = 1;
     for (int i = t->ndim - 1; t->strides && i >= 0; i--) {
-        int64_t stride = t->strides[i];
-        bool single = t->shape[i] <= 1; /* any stride is as good as another */
-        bool outer = i == 0 && spec->place != RSSM_PLACE_WEIGHT;
-        bool index = spec->place == RSSM_PLACE_INDEX && t->ndim == 1;
-        rssm_where where = {.role = spec->role, .dim = i, .expected = inner, .got = stride};
-        if (stride < 0 && !single)
-            return rssm_fail_at(err, RSSM_ERR_STRIDE, where, "`%s` has a negative stride %lld in dim %d", name,
-                                (long long)stride, i);
-        if (!outer && !single && stride != inner)
-            return rssm_fail_at(err, RSSM_ERR_STRIDE, where, "`%s` must be compact in dim %d: stride %lld; got %lld",
-                                name, i, (long long)inner, (long long)stride);
-        bool written = spec->place != RSSM_PLACE_INPUT && spec->place != RSSM_PLACE_WEIGHT && !index;
-        if (outer && written && !single && stride < inner)
-            return rssm_fail_at(err, RSSM_ERR_STRIDE, where,
-                                "`%s` has overlapping %s: stride %lld of dim 0 is below the %lld elements of one", name,
-                                spec->place == RSSM_PLACE_OUTPUT || spec->place == RSSM_PLACE_INDEX ? "rows" : "slots",
-                                (long long)stride, (long long)inner);
+        stride_fault fault = t->shape[i] > 1 ? judge_stride(spec, t, i, inner) : STRIDE_FINE;
+        if (fault)
+            return fail_stride(spec, fault, i, inner, t->strides[i], err);
         if (__builtin_mul_overflow(inner, t->shape[i], &inner))
-            return rssm_fail_at(err, RSSM_ERR_OVERFLOW, where, "`%s` has more than 2^63 elements", name);
+            return rssm_fail_at(err, RSSM_ERR_OVERFLOW,
+                                (rssm_where){.role = spec->role, .dim = i, .expected = inner, .got = t->strides[i]},
+                                "`%s` has more than 2^63 elements", rssm_role_name(spec->role));
     }
     return RSSM_OK;
 }
 
-static rssm_status check_address(const rssm_role_spec *spec, const DLTensor *t, rssm_error *err)
+static bool is_pooled(const rssm_role_spec *spec)
 {
-    const char *name = rssm_role_name(spec->role);
-    rssm_where where = {.role = spec->role, .dim = -1};
+    return spec->place == RSSM_PLACE_STATE || spec->place == RSSM_PLACE_RING || spec->place == RSSM_PLACE_CONV ||
+           spec->place == RSSM_PLACE_CURSOR;
+}
+
+static rssm_status fail_alignment(const rssm_role_spec *spec, uintptr_t align, uintptr_t address, rssm_error *err)
+{
+    return rssm_fail_at(
+        err, RSSM_ERR_ALIGNMENT,
+        (rssm_where){.role = spec->role, .dim = -1, .expected = (int64_t)align, .got = (int64_t)(address % align)},
+        "`%s` must be %d-byte aligned (%s); data + byte_offset = %p", rssm_role_name(spec->role), (int)align,
+        is_pooled(spec) ? "a pool tensor" : "its element size", (void *)address);
+}
+
+static rssm_status check_address(const rssm_role_spec *spec, const DLTensor *t, rssm_span *span, rssm_error *err)
+{
+    const rssm_where where = {.role = spec->role, .dim = -1};
     int64_t bytes = rssm_tensor_bytes(t);
     uintptr_t end = 0, address = (uintptr_t)t->data;
+    *span = (rssm_span){0, 0};
     if (bytes < 0)
-        return rssm_fail_at(err, RSSM_ERR_OVERFLOW, where, "`%s` reaches beyond 2^63 bytes", name);
+        return rssm_fail_at(err, RSSM_ERR_OVERFLOW, where, "`%s` reaches beyond 2^63 bytes",
+                            rssm_role_name(spec->role));
     if (bytes == 0)
         return RSSM_OK;
     if (!t->data)
-        return rssm_fail_at(err, RSSM_ERR_ARGUMENT, where, "`%s` has a NULL data pointer", name);
+        return rssm_fail_at(err, RSSM_ERR_ARGUMENT, where, "`%s` has a NULL data pointer", rssm_role_name(spec->role));
     if (__builtin_add_overflow(address, t->byte_offset, &address) ||
         __builtin_add_overflow(address, (uintptr_t)bytes, &end))
         return rssm_fail_at(err, RSSM_ERR_OVERFLOW, where,
-                            "`%s` with byte_offset %llu reaches beyond the address space", name,
+                            "`%s` with byte_offset %llu reaches beyond the address space", rssm_role_name(spec->role),
                             (unsigned long long)t->byte_offset);
-    bool pool = spec->place == RSSM_PLACE_STATE || spec->place == RSSM_PLACE_RING || spec->place == RSSM_PLACE_CONV ||
-                spec->place == RSSM_PLACE_CURSOR;
-    uintptr_t align = pool ? 16 : (uintptr_t)rssm_element_bytes(t);
-    where.expected = (int64_t)align;
-    where.got = (int64_t)(address % align);
-    if (address % align)
-        return rssm_fail_at(err, RSSM_ERR_ALIGNMENT, where,
-                            "`%s` must be %d-byte aligned (%s); data + byte_offset = %p", name, (int)align,
-                            pool ? "a pool tensor" : "its element size", (void *)address);
+    uintptr_t align = is_pooled(spec) ? 16 : (uintptr_t)rssm_element_bytes(t);
+    if (address & (align - 1))
+        return fail_alignment(spec, align, address, err);
+    *span = (rssm_span){address, end};
     return RSSM_OK;
 }
 
-rssm_status rssm_check_tensor(const rssm_plugin *p, const rssm_role_spec *spec, const DLTensor *t, rssm_dims_of *dims,
-                              rssm_error *err)
+rssm_status rssm_check_tensor_at(const rssm_plugin *p, const rssm_role_spec *spec, const DLTensor *t,
+                                 rssm_dims_of *dims, rssm_span *span, rssm_error *err)
 {
     rssm_status status = check_shape(p, spec, t, dims, err);
     if (!status)
@@ -419,9 +444,14 @@ rssm_status rssm_check_tensor(const rssm_plugin *p, const rssm_role_spec *spec, 
         status = check_device(p, spec->role, t, err);
     if (!status)
         status = check_strides(spec, t, err);
-    if (!status)
-        status = check_address(spec, t, err);
-    return status;
+    return status ? status : check_address(spec, t, span, err);
+}
+
+rssm_status rssm_check_tensor(const rssm_plugin *p, const rssm_role_spec *spec, const DLTensor *t, rssm_dims_of *dims,
+                              rssm_error *err)
+{
+    rssm_span span;
+    return rssm_check_tensor_at(p, spec, t, dims, &span, err);
 }
 
 rssm_status rssm_check_list(const rssm_plugin *p, int32_t role, rssm_sym length, const DLTensor *t, rssm_dims_of *dims,
@@ -430,13 +460,6 @@ rssm_status rssm_check_list(const rssm_plugin *p, int32_t role, rssm_sym length,
     const rssm_role_spec spec = {
         .role = role, .place = RSSM_PLACE_INDEX, .kinds = RSSM_KIND_I32 | RSSM_KIND_I64, .shape = {(uint8_t)length}};
     return rssm_check_tensor(p, &spec, t, dims, err);
-}
-
-rssm_span rssm_tensor_span(const DLTensor *t)
-{
-    int64_t bytes = rssm_tensor_bytes(t);
-    uintptr_t first = (uintptr_t)rssm_tensor_data(t);
-    return bytes > 0 ? (rssm_span){first, first + (uintptr_t)bytes} : (rssm_span){0, 0};
 }
 
 /* ---- overlap ---------------------------------------------------------------------------------------------------- */

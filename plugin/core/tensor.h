@@ -5,10 +5,19 @@
 
 #include "core/plugin.h"
 
+/* The addresses that a tensor spans, gaps included; first == end when it is empty. */
+typedef struct rssm_span {
+    uintptr_t first, end;
+} rssm_span;
+
 /* One tensor against its line of the table. Symbols of *dims that are -1 are bound by it; after a failure *dims is of no
  * further use. */
 rssm_status rssm_check_tensor(const rssm_plugin *plugin, const rssm_role_spec *spec, const DLTensor *tensor,
                               rssm_dims_of *dims, rssm_error *err);
+
+/* The same, and where it lies. */
+rssm_status rssm_check_tensor_at(const rssm_plugin *plugin, const rssm_role_spec *spec, const DLTensor *tensor,
+                                 rssm_dims_of *dims, rssm_span *span, rssm_error *err);
 
 /* A list that belongs to no family: slots, accepted, ... of shape [symbol]. */
 rssm_status rssm_check_list(const rssm_plugin *plugin, int32_t role, rssm_sym length, const DLTensor *tensor,
@@ -16,12 +25,6 @@ rssm_status rssm_check_list(const rssm_plugin *plugin, int32_t role, rssm_sym le
 
 /* Do two tensors share a byte? Exact, for inner dims that are compact and any strides of the first dim. */
 bool rssm_tensors_overlap(const DLTensor *a, const DLTensor *b);
-
-/* The addresses that a valid tensor spans, gaps included; empty: first == end == 0. */
-typedef struct rssm_span {
-    uintptr_t first, end;
-} rssm_span;
-rssm_span rssm_tensor_span(const DLTensor *tensor);
 
 /* Where the first element is. */
 void *rssm_tensor_data(const DLTensor *tensor);
@@ -34,6 +37,9 @@ rssm_index rssm_index_of(const DLTensor *tensor); /* NULL gives an absent one */
 int32_t rssm_dtype_of(const DLTensor *tensor);    /* RSSM_DTYPE_* of a valid float tensor */
 
 /* The tensor of a role, NULL when the call has none. */
-const DLTensor *rssm_given(const rssm_decode_args *args, int32_t role);
+static inline const DLTensor *rssm_given(const rssm_decode_args *args, int32_t role)
+{
+    return role > 0 && (uint32_t)role < args->num_tensors ? args->tensors[role] : NULL;
+}
 
 #endif

@@ -75,8 +75,10 @@ typedef struct call_view {
     rssm_call call;
     bool packed, rows, bounded, decay; /* which of the alternatives it uses */
     rssm_dims_of dims;
-    const DLTensor *given[RSSM_MAX_CALL_ROLES]; /* by line of the table */
-    rssm_span spans[RSSM_MAX_CALL_ROLES];
+    int32_t num_given;
+    const DLTensor *given[RSSM_MAX_CALL_ROLES]; /* by line of the table; NULL: absent */
+    int32_t lines[RSSM_MAX_CALL_ROLES];         /* [num_given] of the tensors that are there, ... */
+    rssm_span spans[RSSM_MAX_CALL_ROLES];       /* ... and where they lie */
 } call_view;
 
 static rssm_status fail_role(const call_view *v, uint32_t role, rssm_error *err)
@@ -222,10 +224,11 @@ static rssm_status check_tensors(call_view *v, rssm_error *err)
     for (int32_t i = 0; i < v->table->num_roles; i++) {
         if (!v->given[i])
             continue;
-        rssm_status status = rssm_check_tensor(v->p, &v->table->roles[i], v->given[i], &v->dims, err);
+        rssm_span *span = &v->spans[v->num_given];
+        rssm_status status = rssm_check_tensor_at(v->p, &v->table->roles[i], v->given[i], &v->dims, span, err);
         if (status)
             return status;
-        v->spans[i] = rssm_tensor_span(v->given[i]);
+        v->lines[v->num_given++] = i;
     }
     return check_counts(v->p, v->call, &v->dims, err);
 }
@@ -278,25 +281,35 @@ static rssm_status check_overlap(const call_view *v, int32_t written, int32_t ot
                         rssm_role_name(roles[other].role));
 }
 
-/* Exactly, where the spans meet; absent tensors have none. */
-static rssm_status check_overlaps(const call_view *v, rssm_error *err)
+/* The i-th given tensor is written: exactly, where its span meets another's. */
+static rssm_status check_meetings(const call_view *v, int32_t i, rssm_error *err)
 {
-    for (int32_t i = 0; i < v->table->num_roles; i++) {
-        if (!v->given[i] || !is_written(&v->table->roles[i]))
-            continue;
-        rssm_span mine = v->spans[i];
-        for (int32_t j = 0; j < v->table->num_roles; j++) {
-            rssm_span theirs = v->spans[j];
-            if (j == i || mine.first >= theirs.end || theirs.first >= mine.end)
-                continue;
-            if (j < i && is_written(&v->table->roles[j])) /* the pair was looked at */
-                continue;
-            rssm_status status = check_overlap(v, i, j, err);
-            if (status)
-                return status;
-        }
+    rssm_span mine = v->spans[i];
+    for (int32_t j = 0; j < v->num_given; j++) {
+        bool meet = mine.first < v->spans[j].end && v->spans[j].first < mine.end;
+        bool seen = j < i && is_written(&v->table->roles[v->lines[j]]); /* the pair was looked at */
+        rssm_status status = meet && j != i && !seen ? check_overlap(v, v->lines[i], v->lines[j], err) : RSSM_OK;
+        if (status)
+            return status;
     }
     return RSSM_OK;
+}
+
+/* Almost always a written tensor's span meets none but itself: that is seen without a branch. */
+static rssm_status check_overlaps(const call_view *v, rssm_error *err)
+{
+    rssm_status status = RSSM_OK;
+    for (int32_t i = 0; !status && i < v->num_given; i++) {
+        if (!is_written(&v->table->roles[v->lines[i]]))
+            continue;
+        rssm_span mine = v->spans[i];
+        int32_t meetings = 0;
+        for (int32_t j = 0; j < v->num_given; j++)
+            meetings += (mine.first < v->spans[j].end) & (v->spans[j].first < mine.end);
+        if (meetings > 1)
+            status = check_meetings(v, i, err);
+    }
+    return status;
 }
 
 rssm_status rssm_check_call_head(const rssm_plugin *p, const rssm_decode_args *args, rssm_error *err)
@@ -316,7 +329,13 @@ rssm_status rssm_check_call_head(const rssm_plugin *p, const rssm_decode_args *a
 
 rssm_status rssm_check_call(const rssm_plugin *p, rssm_call call, const rssm_decode_args *args, rssm_error *err)
 {
-    call_view v = {.p = p, .args = args, .table = &p->calls[__builtin_ctz(call)], .call = call, .dims = p->rank.dims};
+    call_view v; /* its arrays are filled as far as they are read */
+    v.p = p;
+    v.args = args;
+    v.table = &p->calls[__builtin_ctz(call)];
+    v.call = call;
+    v.dims = p->rank.dims;
+    v.num_given = 0;
     rssm_status status = rssm_check_call_head(p, args, err);
     if (!status)
         status = check_overrides(p, call, args, err);

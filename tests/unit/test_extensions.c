@@ -345,7 +345,7 @@ static void try_in_pool(ec_case *c, ec_call call, ec_tensor *t)
 
 START_TEST(test_tensors)
 {
-    ec_call call = _i / 2 % EC_CALLS;
+    ec_call call = (ec_call)(_i / 2 % EC_CALLS);
     ec_case *c = ec_new(families[_i / 2 / EC_CALLS], _i % 2 ? RSSM_STATE_KV : RSSM_STATE_VK);
     int tried = 0;
     for (int i = 0; i < c->num_tensors; i++) {

@@ -5,7 +5,7 @@
  *     test_history --case N [--skip a,b,...]      one case, without these operations
  *     test_history --shrink N                     fewest operations of case N that still fail, by trial; then runs them
  *
- * $RSSM_HISTORY = cases:operations of each [600:60]; $RSSM_HISTORY_ENGINE = 0 .. 4 takes one engine for all (1: with the
+ * $RSSM_HISTORY = cases:operations of each [600:60], or first-last:operations; $RSSM_HISTORY_ENGINE = 0 .. 4 takes one engine for all (1: with the
  * mirror of tests/gpu it is the GPU). $RSSM_TEST_FIGURES = 1 prints what was done and the worst errors. */
 #define _POSIX_C_SOURCE 200809L
 #include "history.h"
@@ -127,16 +127,21 @@ static dc_options pick_options(uint64_t *random, bool *trajectory)
 /* ---- histories -------------------------------------------------------------------------------------------------- */
 
 typedef struct settings {
-    int64_t cases, operations;
+    int64_t first, last; /* cases first .. last - 1 */
+    int64_t operations;
 } settings;
 
 static settings read_settings(void)
 {
-    settings s = {CASES, OPERATIONS};
+    settings s = {0, CASES, OPERATIONS};
     const char *text = getenv("RSSM_HISTORY");
     char *end = NULL;
     if (text) {
-        s.cases = strtoll(text, &end, 10);
+        s.last = strtoll(text, &end, 10);
+        if (*end == '-') {
+            s.first = s.last;
+            s.last = strtoll(end + 1, &end, 10);
+        }
         s.operations = *end == ':' ? strtoll(end + 1, NULL, 10) : OPERATIONS;
     }
     if (s.operations > MAX_OPERATIONS)
@@ -165,13 +170,14 @@ static void run_case(int64_t number, const bool *skip, hi_figures *figures)
 START_TEST(test_case)
 {
     hi_figures figures = {0};
-    run_case(_i, NULL, &figures);
+    int64_t number = read_settings().first + _i;
+    run_case(number, NULL, &figures);
     if (getenv("RSSM_TEST_FIGURES"))
         fprintf(stderr,
-                "case %d: %lld operations, %lld tokens, %lld drafts, %lld accepted, %lld flushes, %lld folds, %lld "
+                "case %lld: %lld operations, %lld tokens, %lld drafts, %lld accepted, %lld flushes, %lld folds, %lld "
                 "refused; "
                 "worst: out %.3f state %.3f record %.3f gate %.3f conv %.3f (1 = the bar)\n",
-                _i, (long long)figures.ops, (long long)figures.tokens, (long long)figures.drafts,
+                (long long)number, (long long)figures.ops, (long long)figures.tokens, (long long)figures.drafts,
                 (long long)figures.accepted, (long long)figures.flushes, (long long)figures.folds,
                 (long long)figures.refusals, figures.out, figures.state, figures.record, figures.gate, figures.conv);
 }
@@ -183,7 +189,7 @@ void history_tests(h_suite *suite)
 {
     h_add(suite, &(h_tests){.name = "histories",
                             .test = test_case,
-                            .count = (int)read_settings().cases,
+                            .count = (int)(read_settings().last - read_settings().first),
                             .timeout = 300,
                             .extension = RSSM_EXT_SLOTS});
 }

@@ -108,6 +108,15 @@ def compare_steps(case, bound, pool, inputs, cursors):
     return results
 
 
+def window_of_records(case, exact, start, held, take):
+    """Ours, exactly: a folded state is rounded to its dtype, and later tokens of the window see d and k rounded to the ring's."""
+    state, outs = torch.where(held.view(-1, 1, 1, 1), start.to(case.state).double(), start), []
+    for t in range(case.tokens):
+        out, state = exact.token(state, rows=take * case.tokens + t, record=case.io)
+        outs.append(out)
+    return torch.stack(outs, 1)
+
+
 def compare_windows(case, bound, pool, inputs, cursors):
     """The same for a window: outputs of all its tokens, and the states of rows that folded (or that wrote theirs)."""
     check, results = Check(case, pool, inputs, cursors, case.L), []
@@ -129,7 +138,10 @@ def compare_windows(case, bound, pool, inputs, cursors):
             results.append({})
             continue
         exact_outs = torch.stack(outs, 1)
-        results.append(check.found(out[good], exact_outs[good], check.states(contender), start if contender.records_before else window,
-                                   rows))
+        found = check.found(out[good], exact_outs[good], check.states(contender),
+                            start if contender.records_before else window, rows)
+        if contender.source == "this tree":
+            found["output_error_of_records"] = cases.error(out, window_of_records(case, exact, start, held, check.take))
+        results.append(found)
     check.end([step for _, step in bound])
     return results

@@ -77,7 +77,8 @@ def stubs(name):
         no = lambda: False
         return {
             "sglang.srt.utils": dict(is_gfx95_supported=no, is_cpu=no, is_npu=no, is_xpu=no, is_hip=no, is_cuda=lambda: True,
-                                     get_device_sm=lambda: 10 * capability()[0] + capability()[1]),
+                                     get_device_sm=lambda: 10 * capability()[0] + capability()[1],
+                                     is_sm90_supported=lambda: capability()[0] == 9),
             "sglang.srt.utils.common": dict(torch_release=tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])),
             "sglang.kernels.jit.utils": dict(is_arch_support_pdl=lambda: capability()[0] >= 9),
             # SGLang's CUDA kernel for the packed KDA step needs its compiler chain: without it Triton serves every case.
