@@ -3,7 +3,8 @@
  * Conventions that hold for every header of this ABI
  *   - Every struct starts with `uint64_t struct_size`, set by whoever allocates it to sizeof(the struct) in the
  *     headers that he compiles with. The callee reads min(given, known) and treats the rest as zero; a longer struct is accepted when its
- *     unknown tail is zero; a shorter one is accepted down to the 1.0 size. Zero-filled fields mean "the default".
+ *     unknown tail is zero; a shorter one is accepted down to the 1.0 size. Zero-filled fields mean "the default";
+ *     reserved fields of arguments must be 0.
  *   - Tensors are DLPack DLTensors, passed by pointer and borrowed until the call returns. On a CUDA instance the memory
  *     that they point to is used in stream order: keep it until the stream has passed the call.
  *   - Sizes are bytes and strides are elements unless a name says otherwise.

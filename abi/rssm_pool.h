@@ -69,7 +69,7 @@ typedef struct rssm_pool_args {
 /* The life of a slot. reset it for a new request; then, for a prompt that was prefilled elsewhere, write its final state
  * into state[slot] of every layer (`state` of pool_tensors, [HV, V, K] or [nh, P, N]) before the first step, or leave it 0.
  * After a step that flushed the slot, state[slot] is the whole state, the step's token included; between flushes it is the
- * checkpoint and the ring holds the rest (rssm_slots.h will export, copy and flush without a token).
+ * checkpoint and the ring holds the rest. rssm_slots.h imports, exports, copies and flushes slots, in all layers at once.
  *
  * reset: state = 0, ring empty, cursor = 0 for slots[n] (int32 or int64 tensor on the instance's device), in all layers;
  * slots NULL = every slot. Indices out of range are skipped. */

@@ -90,7 +90,8 @@ typedef struct rssm_slots_api {
     /* A slot allocator for hosts that want one; it touches no memory of the pool. acquire gives a free slot (never the pad
      * slot) and a handle of slot and generation: RSSM_ERR_NO_SLOT when all are taken. The slot holds what its last tenant
      * left: reset it, import or copy to it. release and check refuse a handle that was released before or was never given
-     * out (RSSM_ERR_HANDLE). A host that numbers slots itself leaves all of this alone. [instance] */
+     * out (RSSM_ERR_HANDLE). No handle is 0 and none comes back: the generation has 33 bits or more, and a slot that has
+     * used them up is not given out again. A host that numbers slots itself leaves all of this alone. [instance] */
     rssm_status (*acquire)(rssm_plugin *plugin, uint64_t *handle, int64_t *slot, rssm_error *err);
     rssm_status (*release)(rssm_plugin *plugin, uint64_t handle, rssm_error *err);
     rssm_status (*check)(const rssm_plugin *plugin, uint64_t handle, int64_t *slot, rssm_error *err);

@@ -92,35 +92,49 @@ static const cuda_entry entries[] = {
 /* A kernel that does nothing; and two that walk over words of 16 bytes, 8 to a thread and round: one reads them and keeps
  * nothing (it stores only where the or of all it saw is one certain number), one copies them. WALK_WORDS divides the words. */
 enum { WALK_THREADS = 256, WALK_WORDS = 8 * WALK_THREADS };
-#define EIGHT(DO)                                                                                                      \
-    DO("0", "0")                                                                                                       \
-    DO("1", "4096") DO("2", "8192") DO("3", "12288") DO("4", "16384") DO("5", "20480") DO("6", "24576") DO("7", "2867" \
-                                                                                                                "2")
+/* clang-format off */
+#define EIGHT(DO)                                                \
+    DO("0", "0") DO("1", "4096") DO("2", "8192") DO("3", "12288") \
+    DO("4", "16384") DO("5", "20480") DO("6", "24576") DO("7", "28672")
 #define LOAD(n, offset)  "ld.global.cs.v4.u32 {%x" n ", %y" n ", %z" n ", %w" n "}, [%at+" offset "];\n"
 #define STORE(n, offset) "st.global.cs.v4.u32 [%at+" offset "], {%x" n ", %y" n ", %z" n ", %w" n "};\n"
-#define KEEP(n, offset)                   \
-    "or.b32 %x" n ", %x" n ", %y" n ";\n" \
-    "or.b32 %z" n ", %z" n ", %w" n ";\n" \
-    "or.b32 %x" n ", %x" n ", %z" n ";\n" \
-    "or.b32 %sum, %sum, %x" n ";\n"
-#define WALK(name, body, after)                                                                                    \
-    ".visible .entry " name "(.param .u64 from, .param .u64 words, .param .u64 to)\n{\n"                           \
-    ".reg .pred %more, %stores;\n"                                                                                 \
-    ".reg .b32 %block, %blocks, %thread, %sum, %x<8>, %y<8>, %z<8>, %w<8>;\n"                                      \
-    ".reg .b64 %from, %to, %word, %words, %step, %offset, %at;\n"                                                  \
-    "ld.param.u64 %from, [from];\nld.param.u64 %words, [words];\nld.param.u64 %to, [to];\n"                        \
-    "mov.u32 %block, %ctaid.x;\nmov.u32 %blocks, %nctaid.x;\nmov.u32 %thread, %tid.x;\nmov.u32 %sum, 0;\n"         \
-    "mul.wide.u32 %word, %block, 2048;\ncvt.u64.u32 %at, %thread;\nadd.u64 %word, %word, %at;\n"                   \
-    "mul.wide.u32 %step, %blocks, 2048;\n"                                                                         \
-    "ROUND:\n"                                                                                                     \
-    "setp.lt.u64 %more, %word, %words;\n@!%more bra DONE;\n"                                                       \
-    "shl.b64 %offset, %word, 4;\nadd.u64 %at, %offset, %from;\n" body "add.u64 %word, %word, %step;\nbra ROUND;\n" \
-    "DONE:\n" after "ret;\n}\n"
-static const char kernels[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
-                              ".visible .entry rssm_bench_empty() { ret; }\n" WALK(
-                                  "rssm_bench_read", EIGHT(LOAD) EIGHT(KEEP),
-                                  "setp.eq.u32 %stores, %sum, 0x9e3779b9;\n@%stores st.global.u32 [%to], %sum;\n")
-                                  WALK("rssm_bench_copy", EIGHT(LOAD) "add.u64 %at, %offset, %to;\n" EIGHT(STORE), "");
+#define KEEP(n, offset)                                                        \
+    "or.b32 %x" n ", %x" n ", %y" n ";\nor.b32 %z" n ", %z" n ", %w" n ";\n"    \
+    "or.b32 %x" n ", %x" n ", %z" n ";\nor.b32 %sum, %sum, %x" n ";\n"
+#define WALK(name, body, after)                                                \
+    ".visible .entry " name "(.param .u64 from, .param .u64 words, .param .u64 to)\n{\n"     \
+    ".reg .pred %more, %stores;\n"                                             \
+    ".reg .b32 %block, %blocks, %thread, %sum, %x<8>, %y<8>, %z<8>, %w<8>;\n"  \
+    ".reg .b64 %from, %to, %word, %words, %step, %offset, %at;\n"              \
+    "ld.param.u64 %from, [from];\n"                                            \
+    "ld.param.u64 %words, [words];\n"                                          \
+    "ld.param.u64 %to, [to];\n"                                                \
+    "mov.u32 %block, %ctaid.x;\n"                                              \
+    "mov.u32 %blocks, %nctaid.x;\n"                                            \
+    "mov.u32 %thread, %tid.x;\n"                                               \
+    "mov.u32 %sum, 0;\n"                                                       \
+    "mul.wide.u32 %word, %block, 2048;\n"                                      \
+    "cvt.u64.u32 %at, %thread;\n"                                              \
+    "add.u64 %word, %word, %at;\n"                                             \
+    "mul.wide.u32 %step, %blocks, 2048;\n"                                     \
+    "ROUND:\n"                                                                 \
+    "setp.lt.u64 %more, %word, %words;\n"                                      \
+    "@!%more bra DONE;\n"                                                      \
+    "shl.b64 %offset, %word, 4;\n"                                             \
+    "add.u64 %at, %offset, %from;\n"                                           \
+    body                                                                       \
+    "add.u64 %word, %word, %step;\n"                                           \
+    "bra ROUND;\n"                                                             \
+    "DONE:\n"                                                                  \
+    after                                                                      \
+    "ret;\n}\n"
+static const char kernels[] =
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    ".visible .entry rssm_bench_empty() { ret; }\n"
+    WALK("rssm_bench_read", EIGHT(LOAD) EIGHT(KEEP),
+         "setp.eq.u32 %stores, %sum, 0x9e3779b9;\n@%stores st.global.u32 [%to], %sum;\n")
+    WALK("rssm_bench_copy", EIGHT(LOAD) "add.u64 %at, %offset, %to;\n" EIGHT(STORE), "");
+/* clang-format on */
 
 /* Ways to read and to copy the two arrays; the fastest is taken. */
 typedef struct gpu_loop {

@@ -447,6 +447,8 @@ rssm_status rssm_save_call(rssm_plugin *p, int64_t slot, void *buffer, uint64_t 
         status = rssm_check_cursor_values(p, RSSM_ERR_VALUE, cursor, where, err);
     if (!status)
         status = p->backend->read_slot(p->ctx, slot, cursor, rssm_stream_payload(buffer), stream, err);
+    if (!status) /* the cursor that came with the bytes is the one that counts */
+        status = rssm_check_cursor_values(p, RSSM_ERR_VALUE, cursor, where, err);
     if (status)
         return status;
     rssm_stream_seal(p, cursor, buffer);

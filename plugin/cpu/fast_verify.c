@@ -103,7 +103,7 @@ static void read_state(const window *w)
     int64_t V = w->step->V, rows = rssm_head_block_rows(w->fold);
     int64_t blocks = (V + rows - 1) / rows;
     for (int64_t i = 0; i < blocks; i++) {
-        rssm_head_prefetch_next(w->fold, i, blocks);
+        rssm_head_prefetch_window(w->fold, w->heads, i, blocks);
         do_block(w, i * rows, V - i * rows < rows ? V - i * rows : rows);
     }
 }

@@ -523,14 +523,13 @@ static inline void prefetch_io(const rssm_head *t, int64_t hv)
                    step->V * element);
 }
 
-/* Every `of`-th record of value head hv, from the part-th on, and the row that the token's own record will get: the caller
- * spreads a ring over its blocks. */
-static inline void prefetch_ring(const rssm_head *t, int64_t hv, int64_t part, int64_t of)
+/* Every `of`-th of the ring rows of value head hv that are read or written, from the part-th on: the caller spreads a ring
+ * over its blocks. */
+static inline void prefetch_ring(const rssm_head *t, int64_t hv, int64_t records, int64_t part, int64_t of)
 {
     const rssm_step *step = t->step;
     int64_t h = hv / (step->HV / step->H);
     int64_t element = rssm_cpu_dtype_bytes(rssm_ring_dtype(step));
-    int64_t records = t->row.count + !t->row.flush;
     for (int64_t j = part; j < records; j += of) {
         int64_t r = rssm_ring_row(step, &t->row, j);
         prefetch_bytes(ring_at(step, &step->d_cache, t->row.slot, hv, step->V, r), step->V * element);
@@ -547,9 +546,19 @@ static inline void rssm_head_prefetch_next(const rssm_head *t, int64_t i, int64_
 {
     if (t->hv + 1 == t->step->HV)
         return;
-    prefetch_ring(t, t->hv + 1, i, of);
+    prefetch_ring(t, t->hv + 1, t->row.count + !t->row.flush, i, of);
     if (i == 0)
         prefetch_io(t, t->hv + 1);
+}
+
+/* The same for a window: t is its row with all records, tokens[len] are its tokens. */
+static inline void rssm_head_prefetch_window(const rssm_head *t, const rssm_head *tokens, int64_t i, int64_t of)
+{
+    if (t->hv + 1 == t->step->HV)
+        return;
+    prefetch_ring(t, t->hv + 1, t->row.count + t->row.len, i, of);
+    for (int64_t j = i; j < t->row.len; j += of)
+        prefetch_io(&tokens[j], t->hv + 1);
 }
 
 /* Rows of a block of the state, between dot products and fold: what the first-level cache holds beside their operands.

@@ -17,7 +17,7 @@ enum { FAULT_BYTES = 256 };
 /* The fatbins, embedded by embed.S. */
 extern const char rssm_fatbin_pool[], rssm_fatbin_step_general[], rssm_fatbin_step_kda[], rssm_fatbin_step_gdn[],
     rssm_fatbin_step_mamba2[], rssm_fatbin_slots[], rssm_fatbin_conv[], rssm_fatbin_verify_cursor[],
-    rssm_fatbin_verify_general[];
+    rssm_fatbin_verify_general[], rssm_fatbin_verify_kda[], rssm_fatbin_verify_gdn[], rssm_fatbin_verify_mamba2[];
 
 /* ---- entering and leaving --------------------------------------------------------------------------------------- */
 
@@ -167,7 +167,7 @@ typedef struct named {
     const char *name;
 } named;
 
-/* What every instance has, and what those with a convolution in their pool have. */
+/* What every instance has, what those with a convolution in their pool have, and those with windows. */
 static const named pool_kernels[] = {
     {RSSM_KERNEL_GENERAL, RSSM_LIBRARY_GENERAL, "rssm_step_general"},
     {RSSM_KERNEL_BEGIN, RSSM_LIBRARY_POOL, "rssm_step_begin"},
@@ -184,9 +184,15 @@ static const named conv_kernels[] = {
     {RSSM_KERNEL_CONV4, RSSM_LIBRARY_CONV, "rssm_conv4"},
     {RSSM_KERNEL_CONV_PAIRS, RSSM_LIBRARY_CONV, "rssm_conv_pairs"},
 };
+static const named verify_kernels[] = {
+    {RSSM_KERNEL_VERIFY_BEGIN, RSSM_LIBRARY_VERIFY_CURSOR, "rssm_verify_begin_rows"},
+    {RSSM_KERNEL_VERIFY_COMMIT, RSSM_LIBRARY_VERIFY_CURSOR, "rssm_verify_commit"},
+    {RSSM_KERNEL_VERIFY_GENERAL, RSSM_LIBRARY_VERIFY_GENERAL, "rssm_verify_general"},
+};
 enum {
     NUM_POOL_KERNELS = sizeof pool_kernels / sizeof pool_kernels[0],
-    NUM_CONV_KERNELS = sizeof conv_kernels / sizeof conv_kernels[0]
+    NUM_CONV_KERNELS = sizeof conv_kernels / sizeof conv_kernels[0],
+    NUM_VERIFY_KERNELS = sizeof verify_kernels / sizeof verify_kernels[0]
 };
 
 static CUresult load_named(rssm_cuda *cuda, const named *kernels, int count)
@@ -197,32 +203,39 @@ static CUresult load_named(rssm_cuda *cuda, const named *kernels, int count)
     return result;
 }
 
-/* What window passes need, where the instance has them. */
-static CUresult load_verify(rssm_cuda *cuda)
+/* The tuned window kernels that a pass of this instance can choose. */
+static CUresult load_verify_variants(rssm_cuda *cuda)
 {
-    CUresult result =
-        load_kernel(cuda, RSSM_KERNEL_VERIFY_BEGIN, RSSM_LIBRARY_VERIFY_CURSOR, "rssm_verify_begin_rows", 0);
-    if (!result)
-        result = load_kernel(cuda, RSSM_KERNEL_VERIFY_COMMIT, RSSM_LIBRARY_VERIFY_CURSOR, "rssm_verify_commit", 0);
-    if (!result)
-        result = load_kernel(cuda, RSSM_KERNEL_VERIFY_GENERAL, RSSM_LIBRARY_VERIFY_GENERAL, "rssm_verify_general", 0);
+    const rssm_backend_options *o = &cuda->options;
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; !result && i < RSSM_VERIFY_VARIANTS; i++) {
+        const rssm_verify_variant *v = &rssm_verify_variants[i];
+        if (v->family == o->family && v->state_dtype == o->state_dtype && v->V == o->max_V &&
+            o->max_K == RSSM_VERIFY_K && v->tokens >= o->max_T && v->smem <= cuda->shared_bytes)
+            result = load_kernel(cuda, RSSM_KERNEL_VERIFY_TUNED + i, RSSM_LIBRARY_VERIFY_FAMILY, v->name, v->smem);
+    }
     return result;
 }
 
 static rssm_status load_kernels(rssm_cuda *cuda, rssm_error *err)
 {
-    const char *family = cuda->options.family == RSSM_FAMILY_KDA   ? rssm_fatbin_step_kda
-                         : cuda->options.family == RSSM_FAMILY_GDN ? rssm_fatbin_step_gdn
-                                                                   : rssm_fatbin_step_mamba2;
+    const int32_t f = cuda->options.family;
+    const char *step = f == RSSM_FAMILY_KDA   ? rssm_fatbin_step_kda
+                       : f == RSSM_FAMILY_GDN ? rssm_fatbin_step_gdn
+                                              : rssm_fatbin_step_mamba2;
+    const char *verify = f == RSSM_FAMILY_KDA   ? rssm_fatbin_verify_kda
+                         : f == RSSM_FAMILY_GDN ? rssm_fatbin_verify_gdn
+                                                : rssm_fatbin_verify_mamba2;
     const bool windows = cuda->options.max_T > 0, convolves = cuda->options.conv_width > 0;
     const char *const images[RSSM_NUM_LIBRARIES] = {
         [RSSM_LIBRARY_POOL] = rssm_fatbin_pool,
         [RSSM_LIBRARY_SLOTS] = rssm_fatbin_slots,
         [RSSM_LIBRARY_CONV] = convolves ? rssm_fatbin_conv : NULL,
         [RSSM_LIBRARY_GENERAL] = rssm_fatbin_step_general,
-        [RSSM_LIBRARY_FAMILY] = family,
+        [RSSM_LIBRARY_FAMILY] = step,
         [RSSM_LIBRARY_VERIFY_CURSOR] = windows ? rssm_fatbin_verify_cursor : NULL,
         [RSSM_LIBRARY_VERIFY_GENERAL] = windows ? rssm_fatbin_verify_general : NULL,
+        [RSSM_LIBRARY_VERIFY_FAMILY] = windows ? verify : NULL,
     };
     CUresult result = CUDA_SUCCESS;
     for (int i = 0; !result && i < RSSM_NUM_LIBRARIES; i++)
@@ -235,7 +248,9 @@ static rssm_status load_kernels(rssm_cuda *cuda, rssm_error *err)
     if (!result)
         result = load_variants(cuda);
     if (!result && windows)
-        result = load_verify(cuda);
+        result = load_named(cuda, verify_kernels, NUM_VERIFY_KERNELS);
+    if (!result && windows)
+        result = load_verify_variants(cuda);
     if (result == CUDA_ERROR_NO_BINARY_FOR_GPU)
         return rssm_fail(err, RSSM_ERR_UNSUPPORTED, "no kernel in this build for compute capability %d.%d", cuda->major,
                          cuda->minor);

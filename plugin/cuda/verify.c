@@ -25,5 +25,9 @@ rssm_status rssm_cuda_verify(void *ctx, const rssm_window *window, void *stream,
     rssm_cuda *cuda = ctx;
     const rssm_cuda_launch how = rssm_verify_choose(window, cuda->multiprocessors, cuda->shared_bytes);
     int kernel = how.variant < 0 ? RSSM_KERNEL_VERIFY_GENERAL : RSSM_KERNEL_VERIFY_TUNED + how.variant;
+    if (!cuda->functions[kernel])
+        return rssm_fail(err, RSSM_ERR_UNSUPPORTED,
+                         "the kernel of this pass needs %u bytes of shared memory; the device has %d per block",
+                         how.smem, cuda->shared_bytes);
     return rssm_cuda_run(cuda, kernel, &how, window, stream, "launching verify", err);
 }

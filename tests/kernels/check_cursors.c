@@ -1,5 +1,5 @@
-/* step_begin and reset of the CPU backend: rows and cursors over whole windows, wraps, padding, bad cursors, phases; then
- * many steps in a row against the plain recurrence carried in double (bar T). */
+/* step_begin, verify_begin, commit and reset of the CPU backend: rows and cursors over whole windows, wraps, padding, bad
+ * cursors, bad windows, wrong commits, phases; then many steps in a row against the plain recurrence carried in double (bar T). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +44,7 @@ static void begin(cursors *c)
 }
 
 /* Against a model that keeps a list of pending records' ring rows. */
-static void check_windows(void *ctx, int32_t L, int32_t R, random_state *r)
+static void check_moves(void *ctx, int32_t L, int32_t R, random_state *r)
 {
     cursors c;
     int32_t base[SLOTS] = {0}, count[SLOTS] = {0}, wrong = 0;
@@ -93,6 +93,202 @@ static void check_padding_and_faults(void *ctx)
         check(c.fault == RSSM_FAULTBIT_CURSOR, "fault word %u", (unsigned)c.fault);
         check(c.rows[18] == -1 && memcmp(c.cursor + 12, bad[i], sizeof bad[i]) == 0, "padding, and cursor left alone");
         check(c.rows[0] == 0 && c.cursor[1] == 1, "the other rows go on");
+    }
+}
+
+/* ---- windows ---- */
+
+/* What a slot's cursor should be. */
+typedef struct slot_model {
+    int32_t base, count, conv, shortened;
+} slot_model;
+
+typedef struct windows {
+    cursors c;
+    int64_t cu[SLOTS + 1];
+    int32_t accepted[SLOTS];
+    rssm_verify_begin verify;
+    rssm_commit commit;
+    slot_model slot[SLOTS];
+    uint32_t fault; /* expected */
+} windows;
+
+static void start_windows(windows *w, void *ctx, int32_t L, int32_t Tm)
+{
+    memset(w, 0, sizeof *w);
+    start(&w->c, ctx, L, L + Tm);
+    const rssm_begin *b = &w->c.begin;
+    w->verify = (rssm_verify_begin){.B = SLOTS,
+                                    .L = L,
+                                    .R = L + Tm,
+                                    .conv_len = COLUMNS,
+                                    .max_T = Tm,
+                                    .S = SLOTS,
+                                    .pad_slot = -1,
+                                    .slots = b->slots,
+                                    .cu_seqlens = {.data = w->cu, .stride = 1, .bits = 64},
+                                    .cursor = b->cursor,
+                                    .cursor_slot = b->cursor_slot,
+                                    .rows = b->rows,
+                                    .rows_row = b->rows_row,
+                                    .fault = b->fault};
+    w->commit = (rssm_commit){.B = SLOTS,
+                              .L = L,
+                              .R = L + Tm,
+                              .conv_len = COLUMNS,
+                              .S = SLOTS,
+                              .pad_slot = -1,
+                              .rows = b->rows,
+                              .rows_row = b->rows_row,
+                              .accepted = {.data = w->accepted, .stride = 1, .bits = 32},
+                              .cursor = b->cursor,
+                              .cursor_slot = b->cursor_slot,
+                              .fault = b->fault};
+}
+
+static void empty(slot_model *m, int32_t R)
+{
+    m->base = (m->base + m->count) % R;
+    m->count = m->shortened = 0;
+}
+
+/* A plain step by the model, to have every kind of cursor. */
+static void step_windows(windows *w, random_state *r)
+{
+    for (int32_t i = 0; i < SLOTS; i++) {
+        slot_model *m = &w->slot[i];
+        w->c.force[i] = random_between(r, 0, 9) == 0;
+        if (m->count >= w->verify.L - 1 - m->shortened || w->c.force[i])
+            empty(m, w->verify.R);
+        else
+            m->count++;
+        m->conv = (m->conv + 1) % COLUMNS;
+    }
+    begin(&w->c);
+}
+
+/* One window a slot; now and then one that no row may have. Returns wrong rows. */
+static int32_t begin_windows(windows *w, random_state *r)
+{
+    rssm_error err = {.struct_size = sizeof err};
+    int32_t expected[SLOTS][8], wrong = 0;
+    w->cu[0] = random_between(r, 0, 3);
+    for (int32_t i = 0; i < SLOTS; i++) {
+        int64_t bad[] = {-1, -w->verify.max_T, w->verify.max_T + 1, INT32_MAX, INT64_MIN};
+        int64_t len = random_between(r, 0, w->verify.max_T);
+        if (random_between(r, 0, 30) == 0)
+            len = bad[random_between(r, 0, 4)];
+        w->cu[i + 1] = (int64_t)((uint64_t)w->cu[i] + (uint64_t)len);
+    }
+    for (int32_t i = 0; i < SLOTS; i++) {
+        slot_model *m = &w->slot[i];
+        int64_t len;
+        int is_bad = __builtin_sub_overflow(w->cu[i + 1], w->cu[i], &len) || len < 0 || len > w->verify.max_T ||
+                     w->cu[i] < 0 || w->cu[i + 1] > INT32_MAX;
+        int32_t T = is_bad ? 0 : (int32_t)len, flush = m->count + T > w->verify.L;
+        const int32_t row[8] = {i, m->base, m->count, flush, m->conv, (int32_t)w->cu[i], T, 0};
+        const int32_t none[8] = {-1, 0, 0, 0, 0, 0, 0, 0};
+        memcpy(expected[i], is_bad ? none : row, sizeof row);
+        w->fault |= is_bad ? RSSM_FAULTBIT_SEQLENS : 0;
+        if (flush && !is_bad)
+            empty(m, w->verify.R);
+    }
+    check(rssm_cpu_backend()->verify_begin(w->c.ctx, &w->verify, NULL, &err) == RSSM_OK, "verify_begin");
+    for (int32_t i = 0; i < SLOTS; i++)
+        wrong += memcmp(w->c.rows + 9 * i, expected[i], sizeof expected[i]) != 0;
+    return wrong;
+}
+
+/* Accepts some tokens of each window, or too many, or fewer than none. */
+static void commit_windows(windows *w, random_state *r)
+{
+    rssm_error err = {.struct_size = sizeof err};
+    for (int32_t i = 0; i < SLOTS; i++) {
+        const int32_t *row = w->c.rows + 9 * i;
+        slot_model *m = &w->slot[i];
+        int32_t n = (int32_t)random_between(r, 0, row[6] > 0 ? row[6] : 0);
+        if (random_between(r, 0, 20) == 0)
+            n = random_between(r, 0, 1) ? row[6] + 1 : -1;
+        w->accepted[i] = n;
+        if (row[0] < 0)
+            continue;
+        if (n < 0 || n > row[6]) {
+            w->fault |= RSSM_FAULTBIT_ACCEPTED;
+            continue;
+        }
+        m->count += n;
+        m->conv = (m->conv + n) % COLUMNS;
+    }
+    check(rssm_cpu_backend()->commit(w->c.ctx, &w->commit, NULL, &err) == RSSM_OK, "commit");
+}
+
+/* A second commit of the same rows changes nothing, except where the first took no token. */
+static void commit_again(windows *w)
+{
+    rssm_error err = {.struct_size = sizeof err};
+    for (int32_t i = 0; i < SLOTS; i++) {
+        int is_moved = w->c.rows[9 * i] >= 0 && w->accepted[i] > 0 && w->accepted[i] <= w->c.rows[9 * i + 6];
+        w->accepted[i] = is_moved ? 1 : 0;
+        w->fault |= is_moved ? RSSM_FAULTBIT_ACCEPTED : 0;
+    }
+    rssm_cpu_backend()->commit(w->c.ctx, &w->commit, NULL, &err);
+}
+
+static int32_t wrong_cursors(const windows *w)
+{
+    int32_t wrong = 0;
+    for (int32_t i = 0; i < SLOTS; i++)
+        wrong += memcmp(w->c.cursor + 6 * i, &w->slot[i], sizeof(slot_model)) != 0 || w->c.cursor[6 * i + 4] != 0;
+    return wrong;
+}
+
+static void check_window_cursors(void *ctx, int32_t L, int32_t Tm, random_state *r)
+{
+    windows w;
+    int32_t wrong_rows = 0, wrong = 0;
+    check_context("window cursors L=%d Tm=%d", L, Tm);
+    start_windows(&w, ctx, L, Tm);
+    for (int32_t i = 0; i < SLOTS; i++)
+        w.c.cursor[6 * i + 3] = w.slot[i].shortened = i % L;
+    for (int32_t pass = 0; pass < 300; pass++) {
+        if (random_between(r, 0, 2) == 0) {
+            step_windows(&w, r);
+        } else {
+            wrong_rows += begin_windows(&w, r);
+            wrong += wrong_cursors(&w);
+            if (random_between(r, 0, 4)) /* else as if the window had never been */
+                commit_windows(&w, r);
+            else
+                memset(w.accepted, 0, sizeof w.accepted);
+            if (random_between(r, 0, 9) == 0)
+                commit_again(&w);
+        }
+        wrong += wrong_cursors(&w);
+    }
+    check(wrong_rows == 0 && wrong == 0, "%d rows, %d cursors are wrong", wrong_rows, wrong);
+    check(w.c.fault == w.fault, "fault word %u, not %u", (unsigned)w.c.fault, (unsigned)w.fault);
+}
+
+/* Rows that no verify_begin wrote, and cursors that moved since. */
+static void check_forged_commits(void *ctx)
+{
+    static const int32_t forged[][7] = {{0, 1, 2, 0, 1, 0, 9},         {0, -1, 2, 0, 1, 0, 1}, {0, 8, 2, 0, 1, 0, 1},
+                                        {0, 1, 3, 0, 1, 0, 1},         {0, 1, 2, 0, 9, 0, 1},  {0, 1, 2, 0, -1, 0, 1},
+                                        {0, 1, INT32_MAX, 1, 1, 0, 1}, {0, 2, 2, 0, 1, 0, 1},  {0, 1, 2, 1, 1, 0, 1}};
+    for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
+        windows w;
+        rssm_error err = {.struct_size = sizeof err};
+        check_context("forged commit %d", (int)i);
+        start_windows(&w, ctx, 5, 3);
+        const int32_t cursor[4] = {1, 2, 1, 0};
+        memcpy(w.c.cursor, cursor, sizeof cursor);
+        memcpy(w.c.rows, forged[i], sizeof forged[i]);
+        w.commit.B = 2;
+        w.c.rows[9] = -1;
+        w.accepted[0] = i == 0 ? 9 : 1;
+        rssm_cpu_backend()->commit(ctx, &w.commit, NULL, &err);
+        check(w.c.fault == RSSM_FAULTBIT_ACCEPTED, "fault word %u", (unsigned)w.c.fault);
+        check(memcmp(w.c.cursor, cursor, sizeof cursor) == 0, "the cursor moved");
     }
 }
 
@@ -293,11 +489,15 @@ void check_cursors(const test_options *options)
     random_state r = {options->seed + 5};
     void *ctx = open_level(&levels[0], 1);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        check_windows(ctx, lengths[i], lengths[i], &r);
-        check_windows(ctx, lengths[i], lengths[i] + 3, &r);
+        check_moves(ctx, lengths[i], lengths[i], &r);
+        check_moves(ctx, lengths[i], lengths[i] + 3, &r);
         check_reset(ctx, lengths[i]);
     }
     check_padding_and_faults(ctx);
+    for (int32_t Tm = 2; Tm <= 5; Tm++)
+        for (int32_t L = Tm; L <= 16; L += 3)
+            check_window_cursors(ctx, L, Tm, &r);
+    check_forged_commits(ctx);
     rssm_cpu_backend()->close(ctx);
     for (int32_t i = 0; i < n; i++)
         for (int32_t family = RSSM_FAMILY_KDA; family <= RSSM_FAMILY_MAMBA2; family++)

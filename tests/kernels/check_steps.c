@@ -6,16 +6,6 @@
 
 #include "step_case.h"
 
-/* Errors of one level over many steps: squares summed for the relative L2 bars, per dtype. */
-typedef struct bar {
-    double error, exact, rounding; /* sums of squares */
-    int64_t n;
-} bar;
-
-typedef struct level_bars {
-    bar out[4], state[4]; /* by dtype */
-} level_bars;
-
 static void bar_add(bar *bar, int32_t dtype, double got, double exact)
 {
     double rounding = element_round(dtype, exact) - exact;
@@ -46,13 +36,13 @@ static void run(void *ctx, const step_case *c)
 }
 
 /* A value within `ulps` of its dtype and `relative` of the magnitudes that were added. */
-static int near(int32_t dtype, double got, double exact, double scale, double ulps)
+int is_near(int32_t dtype, double got, double exact, double scale, double ulps)
 {
     double tolerance = ulps * element_ulp(dtype, exact) + 40 * 0x1p-24 * scale + 0x1p-126;
     return fabs(got - exact) <= tolerance;
 }
 
-static void check_out(const step_case *c, const oracle *o, level_bars *bars)
+void check_case_out(const step_case *c, const oracle *o, level_bars *bars)
 {
     const rssm_step *s = &c->step;
     int64_t bad = 0, width = (int64_t)s->HV * s->V;
@@ -63,13 +53,13 @@ static void check_out(const step_case *c, const oracle *o, level_bars *bars)
             bad += !(got == 0 && !signbit(got));
             continue;
         }
-        bad += !near(s->out_dtype, got, o->out[i], o->out_scale[i], s->out_dtype == RSSM_DTYPE_FLOAT32 ? 1 : 0.51);
+        bad += !is_near(s->out_dtype, got, o->out[i], o->out_scale[i], s->out_dtype == RSSM_DTYPE_FLOAT32 ? 1 : 0.51);
         bar_add(&bars->out[s->out_dtype], s->out_dtype, got, o->out[i]);
     }
     check(bad == 0, "%lld outputs are wrong", (long long)bad);
 }
 
-static void check_state(const step_case *c, const oracle *o, int64_t b, level_bars *bars)
+void check_case_state(const step_case *c, const oracle *o, int64_t b, level_bars *bars)
 {
     const rssm_step *s = &c->step;
     int64_t bad = 0, n = (int64_t)s->HV * s->V * s->K;
@@ -78,14 +68,14 @@ static void check_state(const step_case *c, const oracle *o, int64_t b, level_ba
         if (o->state_unsure[at])
             continue;
         double got = element_get(s->state.dtype, s->state.data, c->rows[b].slot * s->state.slot + i);
-        bad += !near(s->state.dtype, got, o->state[at], o->state_scale[at],
-                     s->state.dtype == RSSM_DTYPE_FLOAT32 ? 1 : .51);
+        bad += !is_near(s->state.dtype, got, o->state[at], o->state_scale[at],
+                        s->state.dtype == RSSM_DTYPE_FLOAT32 ? 1 : .51);
         bar_add(&bars->state[s->state.dtype], s->state.dtype, got, o->state[at]);
     }
     check(bad == 0, "row %lld: %lld state elements are wrong", (long long)b, (long long)bad);
 }
 
-static void check_record(const step_case *c, const oracle *o, int64_t b)
+void check_case_record(const step_case *c, const oracle *o, int64_t b)
 {
     const rssm_step *s = &c->step;
     const case_row *row = &c->rows[b];
@@ -97,12 +87,12 @@ static void check_record(const step_case *c, const oracle *o, int64_t b)
                                  row->slot * s->d_cache.slot + (i / s->V * s->R + at) * s->V + i % s->V);
         int64_t of = b * s->HV * s->V + i;
         double exact = element_round(s->d_cache.dtype, o->d[of]);
-        bad_d += !near(s->d_cache.dtype, got, exact, o->d_scale[of], 1);
+        bad_d += !is_near(s->d_cache.dtype, got, exact, o->d_scale[of], 1);
     }
     for (int64_t i = 0; i < (int64_t)s->H * s->K; i++) {
         double got = element_get(s->k_cache.dtype, s->k_cache.data,
                                  row->slot * s->k_cache.slot + (i / s->K * s->R + at) * s->K + i % s->K);
-        bad_k += !near(s->k_cache.dtype, got, element_round(s->k_cache.dtype, o->k[b * s->H * s->K + i]), 0, 1.01);
+        bad_k += !is_near(s->k_cache.dtype, got, element_round(s->k_cache.dtype, o->k[b * s->H * s->K + i]), 0, 1.01);
     }
     for (int64_t i = 0; i < s->HV * gates; i++) {
         double got = element_get(RSSM_DTYPE_FLOAT32, s->g_cache.data,
@@ -112,7 +102,8 @@ static void check_record(const step_case *c, const oracle *o, int64_t b)
         size += exact * exact;
         bad_g += !(fabs(got - exact) <= 8e-6 * fabs(exact) + 1e-37); /* a + dt_bias = -60 costs 4e-6 */
     }
-    check(error <= 1e-12 * size + 1e-70, "row %lld: gates: relative L2 %.3g", (long long)b, sqrt(error / size));
+    double most = s->HV * gates < 64 ? 2e-6 : 1e-6; /* few: one a + dt_bias far below 0 may be all of it */
+    check(error <= most * most * size + 1e-70, "row %lld: gates: relative L2 %.3g", (long long)b, sqrt(error / size));
     check(bad_d + bad_k + bad_g == 0, "row %lld: record: %lld d, %lld k, %lld g are wrong", (long long)b,
           (long long)bad_d, (long long)bad_k, (long long)bad_g);
 }
@@ -183,14 +174,14 @@ static void check_one(const char *level, void *ctx, const step_case *c, const or
     describe(level, c, seed);
     run(ctx, &mine);
     check(mine.fault == 0, "fault word %u", (unsigned)mine.fault);
-    check_out(&mine, o, bars);
+    check_case_out(&mine, o, bars);
     for (int32_t b = 0; b < c->step.B; b++) {
         if (c->rows[b].slot < 0)
             continue;
         if (c->rows[b].flush)
-            check_state(&mine, o, b, bars);
+            check_case_state(&mine, o, b, bars);
         else
-            check_record(&mine, o, b);
+            check_case_record(&mine, o, b);
     }
     check_untouched(c, &mine);
     step_case_free(&mine);
@@ -210,7 +201,7 @@ static void one_case(uint64_t seed, const case_wish *wish, int32_t n, const leve
     step_case_free(&c);
 }
 
-static void check_bars(const level_under_test *level, const level_bars *bars)
+void bars_check(const level_under_test *level, const level_bars *bars)
 {
     for (int32_t dtype = RSSM_DTYPE_FLOAT32; dtype <= RSSM_DTYPE_FLOAT16; dtype++) {
         bar_check(&bars->out[dtype], level->name, "output", dtype, 2e-6);
@@ -235,7 +226,7 @@ static void check_family_grid(const test_options *options, int32_t n, const leve
         wish.B = 2;
         one_case(seed + (uint64_t)i, &wish, n, levels, ctx, bars);
         for (int32_t level = 0; level < n; level++)
-            check_bars(&levels[level], &bars[level]);
+            bars_check(&levels[level], &bars[level]);
     }
 }
 
@@ -336,7 +327,7 @@ static void check_bad_cursors(const test_options *options, int32_t n, const leve
                 run(ctx[i], &mine);
                 check(mine.fault == RSSM_FAULTBIT_CURSOR, "bad cursor %d: fault word %u", (int)which,
                       (unsigned)mine.fault);
-                check_out(&mine, &o, &bars);
+                check_case_out(&mine, &o, &bars);
                 check_untouched(&c, &mine);
                 step_case_free(&mine);
             }
@@ -362,7 +353,7 @@ void check_steps(const test_options *options)
         one_case(seed + (uint64_t)i, &anything, n, levels, ctx, bars);
     check_context("random sizes");
     for (int32_t i = 0; i < n; i++)
-        check_bars(&levels[i], &bars[i]);
+        bars_check(&levels[i], &bars[i]);
     check_overflows(options, n, levels, ctx);
     check_bad_cursors(options, n, levels, ctx);
     for (int32_t i = 0; i < n; i++)

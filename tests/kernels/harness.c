@@ -238,7 +238,9 @@ void *open_level(const level_under_test *level, int32_t threads)
                                     .cpu_reference = level->is_reference,
                                     .max_K = 512,
                                     .max_V = 512,
-                                    .max_L = 64};
+                                    .max_L = 64,
+                                    .max_T = TEST_T,
+                                    .conv_width = TEST_WIDTH};
     rssm_error err = {.struct_size = sizeof err};
     void *ctx = NULL;
     if (rssm_cpu_backend()->open(&options, &ctx, &err) != RSSM_OK) {

@@ -53,6 +53,7 @@ typedef struct level_under_test {
 
 enum { MAX_LEVELS = 5 };
 int32_t available_levels(level_under_test levels[MAX_LEVELS]); /* the reference first */
+enum { TEST_T = 16, TEST_WIDTH = 6 };                          /* windows and convolutions of an open level */
 void *open_level(const level_under_test *level, int32_t threads);
 
 typedef struct test_options {
@@ -64,6 +65,9 @@ void check_functions(const test_options *options);
 void check_steps(const test_options *options);
 void check_threads(const test_options *options);
 void check_cursors(const test_options *options);
+void check_windows(const test_options *options);
+void check_conv(const test_options *options);
+void check_slots(const test_options *options);
 void run_bench(const test_options *options);
 
 #endif

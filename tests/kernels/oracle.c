@@ -191,7 +191,20 @@ static void do_head(oracle_head *o, oracle *result)
     memcpy(result->k + (o->b * s->H + o->h) * s->K, o->k, (size_t)s->K * sizeof(double));
 }
 
-void oracle_make(oracle *result, const step_case *c)
+static void fold_head(oracle_head *o, oracle *result)
+{
+    const rssm_step *s = o->s;
+    int64_t n = (int64_t)s->V * s->K, at = (o->b * s->HV + o->hv) * n;
+    double A = s->A_log.data ? input(&s->A_log, 0, o->hv) : 0;
+    o->rate = s->flags & RSSM_STEP_A_IS_DECAY ? A : -exp(A);
+    read_state(o);
+    for (int64_t j = 0; j < o->row->count; j++)
+        take_record(o, j);
+    memcpy(result->state + at, o->S, (size_t)n * sizeof(double));
+    memcpy(result->state_scale + at, o->size, (size_t)n * sizeof(double));
+}
+
+static void for_heads(oracle *result, const step_case *c, void (*head)(oracle_head *o, oracle *result))
 {
     const rssm_step *s = &c->step;
     int64_t heads = (int64_t)s->B * s->HV, n = heads * s->V, K = s->K;
@@ -216,12 +229,22 @@ void oracle_make(oracle *result, const step_case *c)
         o.row = &c->rows[o.b];
         for (o.hv = 0; o.row->slot >= 0 && o.hv < s->HV; o.hv++) {
             o.h = o.hv / (s->HV / s->H);
-            do_head(&o, result);
+            head(&o, result);
         }
     }
     free(o.S);
     free(o.size);
     free(o.q);
+}
+
+void oracle_make(oracle *o, const step_case *c)
+{
+    for_heads(o, c, do_head);
+}
+
+void oracle_fold(oracle *o, const step_case *c)
+{
+    for_heads(o, c, fold_head);
 }
 
 void oracle_free(oracle *o)

@@ -49,7 +49,9 @@ static void choose_sizes(rssm_step *s, random_state *r, const case_wish *wish)
         s->B--;
     while (!wish->L && s->L > 5 && (int64_t)s->B * s->HV * s->K * s->V * s->L > MOST_WORK)
         s->L = s->L / 2;
-    s->R = s->L + (s->L > 1 ? (int32_t)random_between(r, 0, 1) * 3 : 0);
+    while (s->L < wish->drafts || (wish->drafts && s->L < 2))
+        s->L = s->L * 2 + 1;
+    s->R = s->L + (wish->drafts ? wish->drafts : s->L > 1 ? (int32_t)random_between(r, 0, 1) * 3 : 0);
     s->S = s->B + random_between(r, 0, 2);
     s->pad_slot = random_between(r, 0, 3) ? -1 : 0;
     if (s->pad_slot == 0)
@@ -261,7 +263,7 @@ static void make_pool(step_case *c, random_state *r, const case_wish *wish, doub
 void step_case_make(step_case *c, random_state *r, const case_wish *wish)
 {
     double magnitude = wish->magnitude > 0 ? wish->magnitude : 1;
-    int host_kept = random_between(r, 0, 3) == 0;
+    int host_kept = random_between(r, 0, 3) == 0 && !wish->drafts;
     memset(c, 0, sizeof *c);
     choose_sizes(&c->step, r, wish);
     choose_flags(&c->step, r, wish);

@@ -47,6 +47,7 @@ typedef struct case_wish {
     int32_t family, io, state, ring, L, K, V, H, group, B;
     int32_t all_flush; /* 1: every row flushes; 2: none */
     int32_t no_padding, out_is_io;
+    int32_t drafts;   /* > 0: R = L + drafts, L >= drafts, rows[B, 8] */
     int32_t plain;    /* 1: normalised q and k, A_log, dt_bias; no D, z, limits, A */
     double magnitude; /* of v and the records; 0 = 1 */
 } case_wish;
@@ -69,6 +70,26 @@ typedef struct oracle {
 } oracle;
 
 void oracle_make(oracle *o, const step_case *c);
+void oracle_fold(oracle *o, const step_case *c); /* only state and state_scale: the records alone, no token */
 void oracle_free(oracle *o);
+
+/* Errors of one level over many steps: squares summed for the relative L2 bars, per dtype. */
+typedef struct bar {
+    double error, exact, rounding; /* sums of squares */
+    int64_t n;
+} bar;
+
+typedef struct level_bars {
+    bar out[4], state[4]; /* by dtype */
+} level_bars;
+
+void bars_check(const level_under_test *level, const level_bars *bars); /* output 2e-6, state 1e-6, 16 bits 1.05 */
+
+/* Outputs of all rows, the state of row b, the record that it appended, against the oracle. */
+void check_case_out(const step_case *c, const oracle *o, level_bars *bars);
+void check_case_state(const step_case *c, const oracle *o, int64_t b, level_bars *bars);
+void check_case_record(const step_case *c, const oracle *o, int64_t b);
+/* A value of a 16-bit or float32 tensor: within `ulps` of its dtype and a little of the magnitudes that were added. */
+int is_near(int32_t dtype, double got, double exact, double scale, double ulps);
 
 #endif

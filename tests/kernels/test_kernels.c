@@ -41,8 +41,9 @@ int main(int argc, char **argv)
     static const struct part {
         const char *name;
         void (*run)(const test_options *);
-    } parts[] = {
-        {"functions", check_functions}, {"steps", check_steps}, {"threads", check_threads}, {"cursors", check_cursors}};
+    } parts[] = {{"functions", check_functions}, {"steps", check_steps},     {"threads", check_threads},
+                 {"cursors", check_cursors},     {"windows", check_windows}, {"conv", check_conv},
+                 {"slots", check_slots}};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         int64_t passed = checks_passed, failed = checks_failed;
         parts[i].run(&options);

@@ -42,6 +42,7 @@ typedef enum ec_call {
 /* A tensor of some of the calls. */
 typedef struct ec_tensor {
     h_tensor h;
+    void *data;             /* its elements, wherever a test lets it point */
     const char *name;       /* as in messages */
     const DLTensor **where; /* see ec_where */
     int32_t role, layer;
@@ -74,7 +75,8 @@ typedef struct ec_case {
 } ec_case;
 
 const char *ec_name(ec_call call);
-ec_case *ec_new(int32_t family, int32_t order); /* order: of import and export */
+/* order: of import and export. NULL, after h_skip: the plugin lacks an extension. */
+ec_case *ec_new(int32_t family, int32_t order);
 void ec_free(ec_case *c);
 rssm_status ec_run(ec_case *c, ec_call call, rssm_error *err);
 void *ec_args(ec_case *c, ec_call call, uint64_t *bytes);

@@ -347,6 +347,8 @@ START_TEST(test_tensors)
 {
     ec_call call = (ec_call)(_i / 2 % EC_CALLS);
     ec_case *c = ec_new(families[_i / 2 / EC_CALLS], _i % 2 ? RSSM_STATE_KV : RSSM_STATE_VK);
+    if (!c)
+        return;
     int tried = 0;
     for (int i = 0; i < c->num_tensors; i++) {
         ec_tensor *t = &c->tensors[i];
@@ -561,6 +563,8 @@ START_TEST(test_argument)
     if (b->family && b->family != family)
         return;
     ec_case *c = ec_new(family, RSSM_STATE_VK);
+    if (!c)
+        return;
     check_accepted(c, b->call, "as it was");
     b->spoil(c);
     check_refused(c, b->call, b->name, &b->want);
@@ -572,6 +576,8 @@ END_TEST
 START_TEST(test_accepted)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     check_accepted(c, EC_EXPORT, "A_log");
     c->import.conv = c->export.conv = NULL;
     check_accepted(c, EC_IMPORT, "without conv");
@@ -647,6 +653,8 @@ START_TEST(test_lacking)
 {
     const lacking *l = &lackings[_i % COUNT(lackings)];
     ec_case *c = ec_new(families[_i / COUNT(lackings)], RSSM_STATE_VK);
+    if (!c)
+        return;
     h_spec spec = c->spec;
     spec.drafts = l->drafts;
     spec.init_flags = l->flags;
@@ -701,6 +709,8 @@ START_TEST(test_struct_sizes)
 {
     ec_call call = (ec_call)_i;
     ec_case *c = ec_new(RSSM_FAMILY_GDN, RSSM_STATE_VK);
+    if (!c)
+        return;
     uint64_t size;
     const void *args = ec_args(c, call, &size);
     const struct {
@@ -744,6 +754,8 @@ START_TEST(test_nulls)
 {
     ec_call call = (ec_call)_i;
     ec_case *c = ec_new(RSSM_FAMILY_KDA, RSSM_STATE_VK);
+    if (!c)
+        return;
     uint64_t size, torn_down[64] = {0};
     const void *args = ec_args(c, call, &size);
     rssm_plugin *const plugins[] = {c->plugin, NULL, NULL, (rssm_plugin *)(void *)torn_down};
@@ -926,6 +938,8 @@ START_TEST(test_deep)
 {
     const deep_case *d = &deep_cases[_i / 3];
     ec_case *c = ec_new(families[_i % 3], RSSM_STATE_VK);
+    if (!c)
+        return;
     d->spoil(c);
     ask_deep(c);
     if (d->want.status)
@@ -942,12 +956,108 @@ START_TEST(test_deep_accepts)
     static const ec_call order[] = {EC_VALIDATE_CONV, EC_CONV,         EC_CONV_VERIFY, EC_VALIDATE_VERIFY, EC_VERIFY,
                                     EC_COMMIT,        EC_VERIFY_BEGIN, EC_EXPORT,      EC_FLUSH,           EC_IMPORT};
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     ask_deep(c);
     for (int i = 0; i < COUNT(order); i++)
         check_accepted(c, order[i], "deep");
     set_list(c, EC_COPY, RSSM_T_SRC_SLOTS, (const int64_t[]){0, 0});
     set_list(c, EC_COPY, RSSM_T_DST_SLOTS, (const int64_t[]){3, 4});
     check_accepted(c, EC_COPY, "deep, one source of two copies");
+    ec_free(c);
+}
+END_TEST
+
+/* ---- the same values without RSSM_CHECK_DEEP -------------------------------------------------------------------- */
+
+/* Data, not errors: the call succeeds, the fault word says what was passed over, and these slots keep every byte (as all do
+ * that the call does not name). */
+typedef struct fault_case {
+    const char *name;
+    ec_call call;
+    void (*spoil)(ec_case *c);
+    uint32_t fault;
+    uint32_t kept; /* set of slots among those that the call names */
+} fault_case;
+
+enum { ALL = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 };
+
+static const fault_case fault_cases[] = {
+    {"padding rows", EC_VERIFY_BEGIN, begin_padding, 0, ALL},
+    {"from 1", EC_VERIFY_BEGIN, begin_from_1, 0, 0},
+    {"from -1", EC_VERIFY_BEGIN, begin_from_minus_1, RSSM_FAULT_SEQLENS, 1 << 0},
+    {"decreasing", EC_VERIFY_BEGIN, begin_decreasing, RSSM_FAULT_SEQLENS, 1 << 1},
+    {"a window of 4", EC_VERIFY_BEGIN, begin_long, RSSM_FAULT_SEQLENS, 1 << 2},
+    {"windows above max_T", EC_VERIFY_BEGIN, begin_max_T, RSSM_FAULT_SEQLENS, 1 << 0 | 1 << 2},
+    {"base 7", EC_VERIFY_BEGIN, begin_base, RSSM_FAULT_CURSOR, 1 << 0},
+    {"base -1", EC_VERIFY_BEGIN, begin_base_negative, RSSM_FAULT_CURSOR, 1 << 1},
+    {"count 5", EC_VERIFY_BEGIN, begin_count, RSSM_FAULT_CURSOR, 1 << 0},
+    {"conv 6", EC_VERIFY_BEGIN, begin_conv, RSSM_FAULT_CURSOR, 1 << 0},
+    {"short 4", EC_VERIFY_BEGIN, begin_short, RSSM_FAULT_CURSOR, 1 << 0},
+    {"slot 6", EC_VERIFY, row_slot, 0, 1 << 0},
+    {"base 7", EC_VERIFY, row_base, RSSM_FAULT_CURSOR, 1 << 0},
+    {"count 5", EC_VERIFY, row_count, RSSM_FAULT_CURSOR, 1 << 0},
+    {"tokens beyond", EC_VERIFY, row_start, RSSM_FAULT_SEQLENS, 1 << 2},
+    {"token -1", EC_VERIFY, row_start_negative, RSSM_FAULT_SEQLENS, 1 << 0},
+    {"a window of 4", EC_VERIFY, row_long, RSSM_FAULT_SEQLENS, 1 << 2},
+    {"a window of -1", EC_VERIFY, row_len_negative, RSSM_FAULT_SEQLENS, 1 << 2},
+    {"a padding row", EC_VERIFY, row_padding, 0, 1 << 0},
+    {"conv 6", EC_CONV_VERIFY, row_conv, RSSM_FAULT_CURSOR, 1 << 0},
+    {"conv -1", EC_CONV, step_rows_conv, RSSM_FAULT_CURSOR, 1 << 0},
+    {"accepted -1", EC_COMMIT, accepted_negative, RSSM_FAULT_ACCEPTED, 1 << 0},
+    {"accepted > T", EC_COMMIT, accepted_more, RSSM_FAULT_ACCEPTED, 1 << 0},
+    {"accepted of an empty window", EC_COMMIT, accepted_of_none, RSSM_FAULT_ACCEPTED, 1 << 1},
+    {"moved", EC_COMMIT, commit_moved, RSSM_FAULT_ACCEPTED, 1 << 0},
+    {"moved conv", EC_COMMIT, commit_moved_conv, RSSM_FAULT_ACCEPTED, 1 << 0},
+    {"a slot twice", EC_IMPORT, import_twice, RSSM_FAULT_SLOTS, 1 << 2},
+    {"padding", EC_IMPORT, import_padding, 0, 0},
+    {"a bad cursor", EC_IMPORT, begin_count, 0, 0},
+    {"a slot twice", EC_EXPORT, export_twice, 0, ALL},
+    {"a bad cursor", EC_EXPORT, begin_count, RSSM_FAULT_CURSOR, ALL},
+    {"a slot twice", EC_FLUSH, flush_twice, RSSM_FAULT_SLOTS, 1 << 2},
+    {"a bad cursor", EC_FLUSH, begin_conv, RSSM_FAULT_CURSOR, 1 << 0},
+    {"dst twice", EC_COPY, copy_dst_twice, RSSM_FAULT_SLOTS, ALL},
+    {"dst in src", EC_COPY, copy_dst_is_src, RSSM_FAULT_SLOTS, 1 << 0 | 1 << 1},
+    {"src twice", EC_COPY, copy_src_twice, 0, 1 << 1},
+    {"src out of range", EC_COPY, copy_half_src, RSSM_FAULT_SLOTS, 1 << 1 | 1 << 2},
+    {"dst is the pad slot", EC_COPY, copy_half_dst, RSSM_FAULT_SLOTS, 1 << 0 | 1 << 1},
+    {"padding pairs", EC_COPY, copy_padding, 0, ALL},
+    {"a bad cursor of src", EC_COPY, begin_base, RSSM_FAULT_CURSOR, 1 << 0 | 1 << 3},
+};
+
+/* Does a slot differ from what ec_remember kept? */
+static bool slot_changed(const ec_case *c, int64_t slot)
+{
+    rssm_layout layout = {.struct_size = sizeof(layout)};
+    bool changed = false;
+    ck_assert_int_eq(h_api()->pool_layout(c->plugin, &layout, NULL), RSSM_OK);
+    for (int32_t layer = 0; layer < layout.num_layers; layer++)
+        for (int32_t i = 0; i < layout.num_tensors; i++) {
+            const rssm_tensor_info *t = &layout.tensors[i];
+            int64_t at = t->offset + layer * t->layer_stride + slot * t->bytes_per_slot;
+            changed = changed || memcmp(c->before + at, c->slab + at, (size_t)t->bytes_per_slot) != 0;
+        }
+    return changed;
+}
+
+START_TEST(test_faults)
+{
+    const fault_case *f = &fault_cases[_i / 3];
+    ec_case *c = ec_new(families[_i % 3], RSSM_STATE_VK);
+    if (!c)
+        return;
+    uint32_t word = 77;
+    f->spoil(c);
+    ec_remember(c);
+    check_accepted(c, f->call, f->name);
+    rssm_error err = h_error();
+    ck_assert_int_eq(c->fault_api->read(c->plugin, NULL, &word, &err), RSSM_OK);
+    ck_assert_msg(word == f->fault, "%s, %s: fault word 0x%x, not 0x%x", ec_name(f->call), f->name, word, f->fault);
+    for (int64_t slot = 0; slot < EC_SLOTS; slot++) {
+        bool named = slot < 3 || (f->call == EC_COPY && slot == 3);
+        if (!named || f->kept >> slot & 1)
+            ck_assert_msg(!slot_changed(c, slot), "%s, %s: slot %d has changed", ec_name(f->call), f->name, (int)slot);
+    }
     ec_free(c);
 }
 END_TEST
@@ -972,6 +1082,7 @@ void extensions_tests(h_suite *suite)
     add(suite, "NULLs and err", test_nulls, EC_CALLS, RSSM_EXT_SLOTS);
     add(suite, "deep", test_deep, 3 * COUNT(deep_cases), RSSM_EXT_SLOTS);
     add(suite, "deep accepts", test_deep_accepts, 3, RSSM_EXT_SLOTS);
+    add(suite, "not deep: faults", test_faults, 3 * COUNT(fault_cases), RSSM_EXT_SLOTS);
 }
 
 #ifndef RSSM_CONFORM

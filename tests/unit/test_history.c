@@ -92,6 +92,30 @@ static void pick_forms(dc_options *o, uint64_t *random)
     o->spec.index_bits = pick(random, 2) ? 32 : 64;
 }
 
+static bool with_gpu(void)
+{
+    return getenv("RSSM_MIRRORED") != NULL;
+}
+
+/* What most models have, and kernels are tuned for: K = 128, bfloat16, a short ring. */
+static void make_usual(dc_options *o, uint64_t *random)
+{
+    h_spec *s = &o->spec;
+    s->K = 128;
+    s->V = s->family == RSSM_FAMILY_MAMBA2 ? 64 : 128;
+    s->H = 1;
+    s->HV = 1 + (int32_t)pick(random, 3);
+    s->layers = 1;
+    s->L = 2 + (int32_t)pick(random, 15);
+    s->drafts = 1 + (int32_t)pick(random, s->L - 1);
+    s->io = s->ring = s->gate = s->out = RSSM_DTYPE_BFLOAT16;
+    s->weights = RSSM_DTYPE_FLOAT32;
+    s->state = pick(random, 2) ? RSSM_DTYPE_FLOAT32 : RSSM_DTYPE_BFLOAT16;
+    s->S = s->S < 6 ? s->S : 6;
+    if (o->has_pad_slot)
+        o->pad_slot = pick(random, s->S);
+}
+
 static dc_options pick_options(uint64_t *random, bool *trajectory)
 {
     dc_options o = {0};
@@ -121,6 +145,10 @@ static dc_options pick_options(uint64_t *random, bool *trajectory)
     o.has_pad_slot = pick(random, 3) == 0;
     o.pad_slot = o.has_pad_slot ? pick(random, s->S) : 0;
     pick_forms(&o, random);
+    if (pick(random, with_gpu() ? 2 : 12) == 0) {
+        make_usual(&o, random);
+        *trajectory = false;
+    }
     return o;
 }
 
@@ -151,7 +179,7 @@ static settings read_settings(void)
 
 static bool on_gpu(const dc_options *o)
 {
-    return getenv("RSSM_MIRRORED") && strcmp(dc_engine_name(o->engine), "scalar") == 0;
+    return with_gpu() && strcmp(dc_engine_name(o->engine), "scalar") == 0;
 }
 
 /* skip[op]: leave this operation out; NULL: none. */

@@ -109,6 +109,8 @@ static uint64_t slot_bytes(const ec_case *c, int64_t slot, unsigned char *out)
 START_TEST(test_round_trip)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     rssm_error err = h_error();
     ec_remember(c);
     saved first = save(c, 1), fresh = save(c, 2);
@@ -142,6 +144,8 @@ END_TEST
 START_TEST(test_across_instances)
 {
     ec_case *a = ec_new(families[_i], RSSM_STATE_VK), *b = ec_new(families[_i], RSSM_STATE_VK);
+    if (!a || !b)
+        return;
     rssm_error err = h_error();
     memset(b->slab, 0xFF, (size_t)b->slab_bytes); /* NaN, cursors -1 */
     for (int64_t slot = 0; slot < 3; slot++) {
@@ -173,6 +177,8 @@ END_TEST
 START_TEST(test_dead_bytes)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     saved before = save(c, 1);
     int32_t base = c->cursors[4], count = c->cursors[5], conv = c->cursors[6], R = h_ring_rows(&c->spec);
     int64_t dead = 0;
@@ -205,6 +211,8 @@ END_TEST
 START_TEST(test_header)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     saved s = save(c, 1);
     rssm_description d = {.struct_size = sizeof(d)};
     rssm_layout layout = {.struct_size = sizeof(layout)};
@@ -255,6 +263,8 @@ END_TEST
 START_TEST(test_truncated)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     saved s = save(c, 1);
     ec_remember(c);
     for (uint64_t length = 0; length < s.length; length++) {
@@ -277,6 +287,8 @@ END_TEST
 START_TEST(test_flipped)
 {
     ec_case *c = ec_new(families[_i / 4], RSSM_STATE_VK);
+    if (!c)
+        return;
     saved s = save(c, 1);
     ec_remember(c);
     for (uint64_t bit = (uint64_t)(_i % 4); bit < 8 * s.length; bit += 4) {
@@ -329,6 +341,8 @@ START_TEST(test_forged)
 {
     const forged *f = &forgeries[_i / 3];
     ec_case *c = ec_new(families[_i % 3], RSSM_STATE_VK);
+    if (!c)
+        return;
     saved s = save(c, 1);
     put(s.bytes + f->at, (uint64_t)f->value, f->bytes);
     seal(&s);
@@ -344,6 +358,8 @@ END_TEST
 START_TEST(test_garbage)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     uint64_t random = 5, length = 0;
     ck_assert_int_eq(c->slots_api->saved_bytes(c->plugin, &length, NULL), RSSM_OK);
     ec_remember(c);
@@ -445,6 +461,8 @@ START_TEST(test_stranger)
     if (family == RSSM_FAMILY_MAMBA2 && x->change.bounded)
         return;
     ec_case *c = ec_new(family, RSSM_STATE_VK);
+    if (!c)
+        return;
     h_spec spec = strange_spec(c, x);
     rssm_plugin *other = make_other(&spec, x->tp_size, x->tp_rank, x->layer_begin);
     saved s = save_of(c, other);
@@ -461,6 +479,8 @@ END_TEST
 START_TEST(test_other_ranks)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     h_spec spec = c->spec;
     spec.family = families[(_i + 1) % 3];
     rssm_plugin *other = make_other(&spec, 1, 0, 0);
@@ -542,6 +562,8 @@ END_TEST
 START_TEST(test_save_arguments)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     saved s = save(c, 1);
     const rssm_slots_api *api = c->slots_api;
     rssm_error err = h_error();
@@ -599,6 +621,8 @@ END_TEST
 START_TEST(test_longer_buffer)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
+    if (!c)
+        return;
     saved s = save(c, 1);
     rssm_error err = h_error();
     uint64_t written = 0;
@@ -778,6 +802,74 @@ START_TEST(test_allocator_arguments)
 }
 END_TEST
 
+/* ---- memory that fails ------------------------------------------------------------------------------------------ */
+
+/* Allocates until `left` is used up; -1: always. Counts what is alive. */
+typedef struct meager {
+    int64_t left, alive;
+} meager;
+
+static void *meager_alloc(void *user, uint64_t bytes, uint64_t alignment)
+{
+    meager *m = user;
+    if (m->left == 0)
+        return NULL;
+    m->left -= m->left > 0;
+    alignment = alignment < 16 ? 16 : alignment;
+    void *memory = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    m->alive += memory != NULL;
+    return memory;
+}
+
+static void meager_free(void *user, void *memory, uint64_t bytes)
+{
+    meager *m = user;
+    (void)bytes;
+    m->alive -= memory != NULL;
+    free(memory);
+}
+
+/* A call that needs memory of its own says so when there is none, and works once there is. */
+START_TEST(test_out_of_memory)
+{
+    meager m = {.left = -1};
+    const rssm_allocator allocator = {
+        .struct_size = sizeof(allocator), .user = &m, .alloc = meager_alloc, .free = meager_free};
+    h_spec spec = h_defaults((h_spec){.family = families[_i], .S = 3, .num_slots = 3, .layers = 2, .drafts = 1});
+    spec.allocator = &allocator;
+    rssm_plugin *plugin = make_other(&spec, 1, 0, 0);
+    const rssm_slots_api *api = h_api()->get_extension(RSSM_EXT_SLOTS);
+    const int64_t one = 1;
+    h_tensor src, dst;
+    h_tensor_make(&src, h_int_type(32), 1, &one, 0);
+    h_tensor_make(&dst, h_int_type(32), 1, &one, 0);
+    h_fill(&src.t, 0);
+    h_fill(&dst.t, 2);
+    const rssm_copy_args copy = {.struct_size = sizeof(copy), .src = &src.t, .dst = &dst.t, .flags = RSSM_CHECK_DEEP};
+    rssm_error err = h_error();
+    uint64_t handle = 77;
+    int64_t slot = 77, before = m.alive;
+    for (int64_t room = 0; room < 20; room++) {
+        m.left = room;
+        rssm_status status = api->copy(plugin, &copy, &err);
+        ck_assert_int_eq(status, room < 5 ? RSSM_ERR_OUT_OF_MEMORY : RSSM_OK); /* 2 lists, their keys, and both again */
+        ck_assert_int_eq(m.alive, before);
+    }
+    m.left = 0;
+    ck_assert_int_eq(api->acquire(plugin, &handle, &slot, &err), RSSM_ERR_OUT_OF_MEMORY);
+    ck_assert(handle == 77 && slot == 77);
+    m.left = -1;
+    must(api->acquire(plugin, &handle, &slot, &err), &err, "acquire");
+    m.left = 0;
+    must(api->release(plugin, handle, &err), &err, "release");
+    m.left = -1;
+    h_tensor_free(&src);
+    h_tensor_free(&dst);
+    h_teardown(&plugin);
+    ck_assert_int_eq(m.alive, 0);
+}
+END_TEST
+
 /* ---- all of them ------------------------------------------------------------------------------------------------ */
 
 static void add(h_suite *suite, const char *name, const TTest *test, int count)
@@ -814,6 +906,7 @@ void slots_tests(h_suite *suite)
     add(suite, "allocator model", test_allocator_model, 2);
     add(suite, "foreign handles", test_foreign_handles, 1);
     add(suite, "arguments of the allocator", test_allocator_arguments, 1);
+    add_ours(suite, "out of memory", test_out_of_memory, 3);
 }
 
 #ifndef RSSM_CONFORM

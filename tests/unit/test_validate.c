@@ -776,8 +776,7 @@ START_TEST(test_overlap)
     spec.host_pos = p->host_pos;
     rssm_plugin *plugin = prepared(&spec);
     h_call *call = h_call_new(&spec, 3);
-    if (place >= 2) /* neighbours are validated alone: the memory there is nobody's */
-        place_on_paper(call);
+    place_on_paper(call); /* so that the moved tensor meets no third one */
     move_to(call, p, place);
     char name[128];
     snprintf(name, sizeof(name), "%s: `%s` at %s of `%s`", family_name(p->family), p->other->name, places[place],

@@ -9,6 +9,7 @@ import importlib
 import torch
 
 import abi
+import load
 from load import Unavailable
 
 
@@ -379,12 +380,7 @@ class FlashInferModule:
     def __init__(self, library, generator):
         self.folder = library.folder / "flashinfer_modules" if library.folder else None
         self.generator = generator
-        if self.folder and self.folder.is_dir():
-            try:
-                self.loader = importlib.import_module("tvm_ffi").load_module
-            except ImportError as error:
-                raise Unavailable(f"FlashInfer's modules need tvm_ffi: {error}") from error
-        else:
+        if self.folder is None or not self.folder.is_dir():
             self.folder = None
             try:
                 importlib.import_module("flashinfer")
@@ -393,10 +389,7 @@ class FlashInferModule:
 
     def get(self, name, *args):
         if self.folder:
-            file = self.folder / (name + ".so")
-            if not file.exists():
-                raise Unavailable(f"no {file.name}")
-            return self.loader(str(file))
+            return load.compiled(self.folder, name)
         module, function = self.generator
         return getattr(importlib.import_module(module), function)(*args).build_and_load()
 
@@ -545,9 +538,60 @@ class FlashInferMamba(Contender):
         return Function(step)
 
 
+class FlashInferDelta(Contender):
+    """FlashInfer's decode of the delta rule, written in CuTe DSL: only where flashinfer itself is installed with it."""
+    module, function = "flashinfer", ""
+
+    def load(self):
+        try:
+            self.run = getattr(importlib.import_module(self.module), self.function)
+        except (ImportError, AttributeError) as error:
+            raise Unavailable(f"needs flashinfer with nvidia-cutlass-dsl installed: {error}") from error
+
+
+class FlashInferGdn(FlashInferDelta):
+    name, families = "FlashInfer GDN decode (CuTe DSL)", ("gdn", )
+    source = "flashinfer/gdn_decode.py, gated_delta_rule_decode_pretranspose"
+    note = "fp32: row b is state b + 1, for only bf16 states have slots"
+    module, function = "flashinfer.gdn_decode", "gated_delta_rule_decode_pretranspose"
+
+    def bind(self, case, pool, inputs, cursors):
+        q, k, v = inputs.apart
+        a, b = inputs.gate.unsqueeze(1), inputs.b.unsqueeze(1)
+        self.by_slot = case.state == torch.bfloat16
+
+        def step(layer, phase):
+            slots = dict(initial_state=pool.state[layer], initial_state_indices=pool.slots) if self.by_slot else {}
+            state = None if self.by_slot else pool.state[layer, 1:]
+            self.run(q, k, v, state, inputs.A_log, a, inputs.dt_bias, b, case.scale, inputs.out, **slots)
+
+        return Function(step)
+
+
+class FlashInferKda(FlashInferDelta):
+    name, families = "FlashInfer recurrent_kda (CuTe DSL)", ("kda", )
+    source = "flashinfer/kda_decode.py"
+    module, function = "flashinfer.kda_decode", "recurrent_kda"
+
+    def unfit(self, case):
+        return super().unfit(case) or (None if case.state == torch.bfloat16 else "bf16 states only")
+
+    def bind(self, case, pool, inputs, cursors):
+        q, k, v = inputs.apart
+        gate, beta = inputs.gate.unsqueeze(1), inputs.b.unsqueeze(1)
+
+        def step(layer, phase):
+            self.run(q, k, v, gate, beta, inputs.A_log, inputs.dt_bias.view(-1), case.scale, use_gate_in_kernel=True,
+                     beta_is_logit=True, output=inputs.out, initial_state_source=pool.state[layer],
+                     initial_state_indices=pool.slots)
+
+        return Function(step)
+
+
 PEERS = [
     SglangReplay, HelionReplay, VllmReplay, VllmMambaReplay, SglangPacked, HelionPacked, VllmPacked, VllmKda, FlaKda, FlaGdn,
-    VllmMamba, MambaSsm, FlashInferReplay, FlashInferMamba
+    VllmMamba, MambaSsm, FlashInferReplay, FlashInferMamba, FlashInferGdn,
+    FlashInferKda
 ]
 
 

@@ -5,6 +5,7 @@ variable). Here its package is found in a folder (or where it is installed), no 
 listed, and the helpers are replaced by what a CUDA machine would answer.
 """
 
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -56,7 +57,18 @@ class Quiet:
         return lambda *args, **kwargs: None
 
 
-def stubs(name):
+def compiled(folder, name):
+    """A module that a framework's own run-time compiler made: NAME.so, loaded as the framework would."""
+    file = pathlib.Path(folder) / (name + ".so")
+    if not file.exists():
+        raise Unavailable(f"no {file.name} in {file.parent.name}/")
+    try:
+        return importlib.import_module("tvm_ffi").load_module(str(file))
+    except ImportError as error:
+        raise Unavailable(f"{file.name} needs tvm_ffi: {error}") from error
+
+
+def stubs(name, folder=None):
     import triton
     import triton.language as tl
     import triton.language.extra.libdevice as tldevice
@@ -75,15 +87,19 @@ def stubs(name):
         }
     if name == "sglang":
         no = lambda: False
-        return {
+        kernel = pathlib.Path(folder or ".") / "sglang_modules" / "kda_packed_decode.so"
+        made = {
             "sglang.srt.utils": dict(is_gfx95_supported=no, is_cpu=no, is_npu=no, is_xpu=no, is_hip=no, is_cuda=lambda: True,
                                      get_device_sm=lambda: 10 * capability()[0] + capability()[1],
                                      is_sm90_supported=lambda: capability()[0] == 9),
             "sglang.srt.utils.common": dict(torch_release=tuple(int(p) for p in torch.__version__.split("+")[0].split(".")[:2])),
-            "sglang.kernels.jit.utils": dict(is_arch_support_pdl=lambda: capability()[0] >= 9),
-            # SGLang's CUDA kernel for the packed KDA step needs its compiler chain: without it Triton serves every case.
-            "sglang.kernels.ops.attention.kda_packed_decode": dict(covered=lambda *args: False),
+            "sglang.kernels.jit.utils": dict(
+                is_arch_support_pdl=lambda: capability()[0] >= 9, cache_once=functools.cache, make_cpp_args=lambda *args: args,
+                load_jit=lambda *args, **kwargs: compiled(kernel.parent, kernel.stem)),
         }
+        if not kernel.exists():  # SGLang's CUDA kernel of the packed KDA step: without it Triton serves every case
+            made["sglang.kernels.ops.attention.kda_packed_decode"] = dict(covered=lambda *args: False)
+        return made
     if name == "fla":
         return {"fla": dict(__version__="unknown")}
     return {}
@@ -146,11 +162,11 @@ class Library:
         raise Unavailable(f"{package} is not installed and not in the peers' folder" +
                           ("" if under == "." else f" under {under}/"))
 
-    def module(self, name, extra=None):
+    def module(self, name):
         """A module of a framework, which stays importable (its kernels may import more when they are called)."""
         package = name.split(".")[0]
         if package not in self.finders:
-            finder = Finder(package, self.root(package), dict(stubs(package), **(extra or {})))
+            finder = Finder(package, self.root(package), stubs(package, self.folder))
             self.finders[package] = finder
             sys.meta_path.insert(0, finder)
         return self.fetch(name)

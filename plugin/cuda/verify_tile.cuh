@@ -1,0 +1,1079 @@
+/* The tuned verify: one block per (row, VT consecutive state rows), K = 128, inputs, output and ring bfloat16.
+ *
+ * The window's tokens meet the state as a matrix. With x_t the vectors q_t and k_t (Mamba-2: C_t), S_0 the checkpoint, m
+ * records (d_j, k_j) before the window and P_t the product of the window's decays up to t, for a state row v
+ *     S x_t [v] = P_t (E S_0 x_t + sum_j d_j[v] e_j (k_j . x_t)) + sum_{i<t} d_i[v] decay(i, t) (k_i . x_t)
+ * where E and e_j decay the checkpoint and record j up to the window. So the block needs
+ *   1. scores (k_j . x_t) of records and drafts: small products on tensor cores, before the state is there;
+ *   2. the records' part, D scores, likewise;
+ *   3. S_0 X: the state as the left operand, from shared memory, read once. A bfloat16 state is an exact operand; a float32
+ *      one is split into two tf32 terms. X is exact where q and k enter as given (their norms multiply the sums later);
+ *   4. if the row folds its records: each 16 x 32 piece of the state is folded on its way from shared memory to the
+ *      registers of step 3, stored, and read as it was rounded; then m = 0 for the rest;
+ *   5. one lane per state row: the drafts' part, which is a forward substitution d_t <- d_0 .. d_{t-1} in the delta
+ *      families (later tokens see d_i and k_i rounded to the ring), and in Mamba-2, whose d are its inputs, one more product.
+ * KDA's gates are per channel: P_t, E and e_j go into X and the keys first (a thread per channel, two bfloat16 terms each),
+ * and the drafts' scores are summed from products of gates between them. exp(-G) is never formed.
+ *
+ * A lane is (r, c) = (lane % 4, lane / 4), as in mma fragments; the warp's state row DV c + 2 m + i is row c + 8 i of its
+ * m-th tile. Records are columns of that operand in the order record_row() says. What lies beyond `count` in the ring and
+ * beyond the row's tokens is never loaded; columns of tokens that a row does not have hold garbage that no one reads.
+ */
+#ifndef RSSM_CUDA_VERIFY_TILE_CUH_
+#define RSSM_CUDA_VERIFY_TILE_CUH_
+
+#include "async_copy.cuh"
+#include "step_tile.cuh"
+#include "verify.cuh"
+#include "verify_mma.cuh"
+#include "verify_variants.h"
+
+enum { VK = RSSM_VERIFY_K, VKB = RSSM_VERIFY_KB, VNW = RSSM_VERIFY_THREADS / 32 };
+
+template <int FAMILY_, class STATE_, int V_, int VT_, int TB_> struct verify_shape {
+    typedef STATE_ STATE;
+    enum {
+        FAMILY = FAMILY_,
+        V = V_,
+        VT = VT_,
+        TB = TB_,                                           /* tokens of the longest window */
+        NVEC = RSSM_VERIFY_VECTORS(FAMILY_, TB_),           /* columns of X: q_0 .. then k_0 .. */
+        NT = NVEC / 8,                                      /* their mma tiles */
+        SM = (NVEC + 15) / 16,                              /* the same as rows */
+        ND = TB_ > 8 ? 2 : 1,                               /* mma tiles of drafts */
+        WR = VT_ / VNW,                                     /* state rows of a warp */
+        DV = WR / 8,                                        /* of a lane */
+        MT = WR / 16,                                       /* mma tiles of state rows */
+        DW = DV / 2,                                        /* words of a lane's d per record */
+        HEADS = RSSM_VERIFY_HEADS(V_, VT_),                 /* of a block; they share their key head */
+        BYTES = STATE::BYTES,                               /* of a state element */
+        CHUNK = STATE::CHUNK,                               /* state elements in 16 bytes */
+        SPLIT = STATE::DTYPE == F32,                        /* the state is two tf32 terms */
+        X_TERMS = RSSM_VERIFY_X_TERMS(FAMILY_),             /* bfloat16 terms of X */
+        K_TERMS = RSSM_CUDA_K_TERMS(FAMILY_, STATE::DTYPE), /* of the keys in a fold */
+        D_TERMS = FAMILY_ == KDA ? 1
+                  : SPLIT        ? 3
+                                 : 2, /* of the d in a fold */
+        STAGE = NVEC + 4,      /* floats of a state row's sums, padded */
+        HEAD_FLOATS = RSSM_VERIFY_HEAD_FLOATS(FAMILY_, TB_),
+        /* Shared memory, bytes. */
+        VEC_AT = VT_ * VK * BYTES,                    /* [X_TERMS][NVEC][VKB] bf16 */
+        KEYS_AT = VEC_AT + 2 * X_TERMS * NVEC * VKB,  /* [K_TERMS][16][VKB] bf16, fold_column() */
+        DRAFTS_AT = KEYS_AT + 2 * K_TERMS * 16 * VKB, /* [DRAFTS][VKB] bf16 */
+        SUMS_AT = DRAFTS_AT + 2 * RSSM_VERIFY_DRAFTS(FAMILY_, TB_) * VKB,
+        TOKEN_AT = SUMS_AT + 4 * RSSM_VERIFY_SUMS(FAMILY_, TB_), /* [TB] q's and k's scale, q.k as given */
+        HEAD_AT = TOKEN_AT + 16 * TB_,                           /* [HEADS][HEAD_FLOATS] */
+        BAR_AT = HEAD_AT + 4 * HEADS * HEAD_FLOATS,
+        END = BAR_AT + 32,
+        /* Offsets within a head's floats. */
+        EACH = 0,            /* [16] e_j; Mamba-2: times dt_j */
+        PREFIX = 16,         /* [TB] P_t */
+        BETA = PREFIX + TB_, /* [TB] */
+        TOTAL = BETA + TB_,  /* E */
+        DECAY = TOTAL + 4    /* [TB t][TB i] decay(i, t); Mamba-2: times dt_i */
+    };
+    static_assert(END == RSSM_VERIFY_SMEM(FAMILY_, STATE::DTYPE, V_, VT_, TB_), "RSSM_VERIFY_SMEM");
+    static_assert(WR * STAGE * 4 + TB * TB * 4 <= WR * VK * BYTES, "the sums take the place of the state");
+    static_assert(WR == 16 || WR == 32, "rows");
+};
+
+/* Where a thread stands. */
+struct verify_view {
+    int t, w, lane, r, c;
+    int row0;  /* the warp's first row of [HV * V] */
+    int hv, h; /* its head, and the key head */
+    int hb;    /* its head among the block's */
+    int rv0;   /* row0 within the head */
+    int m, T;  /* records that the window reads, 0 after a fold; tokens */
+    int count; /* records in the ring */
+    int base;
+    bool flush, first, leader; /* first: the block that sees to its head's gates; leader: also to the shared keys */
+    int64_t slot, token;
+    unsigned char *shared;
+};
+
+template <class S> DEVICE uint16_t *vec_of(const verify_view &p)
+{
+    return (uint16_t *)(p.shared + S::VEC_AT);
+}
+template <class S> DEVICE uint16_t *keys_of(const verify_view &p)
+{
+    return (uint16_t *)(p.shared + S::KEYS_AT);
+}
+template <class S> DEVICE uint16_t *drafts_of(const verify_view &p)
+{
+    return (uint16_t *)(p.shared + S::DRAFTS_AT);
+}
+template <class S> DEVICE float *sums_of(const verify_view &p)
+{
+    return (float *)(p.shared + S::SUMS_AT);
+}
+template <class S> DEVICE float4 *token_of(const verify_view &p)
+{
+    return (float4 *)(p.shared + S::TOKEN_AT);
+}
+template <class S> DEVICE float *head_of(const verify_view &p, int hb)
+{
+    return (float *)(p.shared + S::HEAD_AT) + hb * S::HEAD_FLOATS;
+}
+template <class S> DEVICE unsigned char *slice_of(const verify_view &p)
+{
+    return p.shared + p.w * S::WR * VK * S::BYTES;
+}
+/* The drafts' scores, one copy per warp: [pair (i, t), i < t][q, k], pair = t (t - 1) / 2 + i. */
+template <class S> DEVICE float *score_of(const verify_view &p)
+{
+    if (S::FAMILY == KDA)
+        return (float *)(slice_of<S>(p) + S::WR * S::STAGE * 4);
+    return sums_of<S>(p) + p.w * S::TB * S::TB;
+}
+
+/* The row of the operand that has records as rows at which record j lies: a lane's four records 4r .. 4r + 3 are its own. */
+DEVICE int record_row(int j)
+{
+    return 2 * (j >> 2) + (j & 1) + 8 * (j >> 1 & 1);
+}
+
+DEVICE int ring_at(const rssm_step &s, const verify_view &p, int j)
+{
+    const int at = p.base + j;
+    return at >= s.R ? at - s.R : at;
+}
+
+/* What a lane asks for before the state. */
+template <class S> struct verify_loads {
+    enum {
+        TOKENS = (S::TB + VNW - 1) / VNW,     /* a warp's tokens */
+        GATES = S::FAMILY == KDA ? S::TB : 1, /* a thread's gates: its channel's, else its token's */
+        RECORDS = S::FAMILY == KDA ? 16 : 1,
+        SHARE = S::FAMILY == MAMBA2 ? 32 / S::WR : 1, /* lanes that share a state row's tokens */
+        MINE = (S::TB + SHARE - 1) / SHARE,
+        NX = S::FAMILY == MAMBA2 ? (S::TB > 8 ? 4 : 2) : 1
+    };
+    uint32_t d[4][S::DW]; /* records 4r + i, state rows DV c .. */
+    uint32_t key[S::FAMILY == KDA ? 16 : 2][S::FAMILY == KDA ? 1 : 4];
+    uint32_t gate[RECORDS];
+    uint32_t q[TOKENS][2], k[TOKENS][2]; /* channels 4 lane .. of tokens w, w + 4, .. */
+    uint32_t a[GATES], b, bias;
+    uint32_t v[MINE], z[MINE]; /* of the lane's state row */
+    uint32_t x[NX][S::DW];     /* Mamba-2: v as records */
+};
+
+/* Records: keys, d, gates. */
+template <class S> DEVICE void load_records(const rssm_step &s, const verify_view &p, verify_loads<S> &l)
+{
+    const unsigned char *const d = (const unsigned char *)s.d_cache.data +
+                                   2 * (p.slot * s.d_cache.slot + (int64_t)p.hv * s.R * S::V + p.rv0 + S::DV * p.c);
+    const unsigned char *const k =
+        (const unsigned char *)s.k_cache.data + 2 * (p.slot * s.k_cache.slot + (int64_t)p.h * s.R * VK);
+    const int64_t g_width = S::FAMILY == KDA ? VK : 1;
+    const unsigned char *const g =
+        (const unsigned char *)s.g_cache.data + 4 * (p.slot * s.g_cache.slot + (int64_t)p.hv * s.R * g_width);
+    if (S::FAMILY == KDA) {
+#pragma unroll
+        for (int j = 0; j < 16; ++j) {
+            const int at = ring_at(s, p, j);
+            load_if<2>(j < p.count, l.key[j], k + (at * VK + p.t) * 2);
+            load_if<4>(j < p.count, l.gate + j, g + (at * VK + p.t) * 4);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int j = i * 8 + p.t / 16;
+            load_if<16>(j < p.count, l.key[i], k + (ring_at(s, p, j) * VK + p.t % 16 * 8) * 2);
+        }
+        /* Warp 1: lane j has record j's gate; with two heads, lanes 16 .. 31 the second head's. */
+        const int j = p.lane & 15, head = p.lane >> 4;
+        load_if<4>(p.w == 1 && head < S::HEADS && j < p.count, l.gate, g + (head * s.R + ring_at(s, p, j)) * 4);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        load_if<2 * S::DV>(4 * p.r + i < p.count, l.d[i], d + ring_at(s, p, 4 * p.r + i) * S::V * 2);
+}
+
+template <class S> DEVICE const unsigned char *input_at(const rssm_input &x, int64_t token, int at)
+{
+    return (const unsigned char *)x.data + 2 * (token * x.row + at);
+}
+
+/* The tokens of the window. */
+template <class S> DEVICE void load_tokens(const rssm_step &s, const verify_view &p, verify_loads<S> &l)
+{
+#pragma unroll
+    for (int i = 0; i < verify_loads<S>::TOKENS; ++i) {
+        const int t = p.w + VNW * i;
+        load_if<8>(t < p.T, l.q[i], input_at<S>(s.q, p.token + t, p.h * VK + 4 * p.lane));
+        load_if<8>(t < p.T, l.k[i], input_at<S>(s.k, p.token + t, p.h * VK + 4 * p.lane));
+    }
+    if (S::FAMILY == KDA) {
+#pragma unroll
+        for (int t = 0; t < S::TB; ++t)
+            load_if<2>(t < p.T, l.a + t, input_at<S>(s.a, p.token + t, p.hv * VK + p.t));
+        l.bias = s.dt_bias.data ? load_raw(s.dt_bias.data, p.hv * VK + p.t, s.dt_bias.dtype) : 0;
+        load_if<2>(p.w == 0 && p.lane < p.T, &l.b, input_at<S>(s.b, p.token + p.lane, p.hv));
+    } else { /* warp 0: lane t has token t; with two heads, lanes 16 .. 31 the second head's */
+        const int t = p.lane & 15, head = p.lane >> 4;
+        const bool go = p.w == 0 && t < p.T && head < S::HEADS;
+        load_if<2>(go, l.a, input_at<S>(s.a, p.token + t, p.hv + head));
+        l.bias = go && s.dt_bias.data ? load_raw(s.dt_bias.data, p.hv + head, s.dt_bias.dtype) : 0;
+        if (S::FAMILY == GDN)
+            load_if<2>(go, &l.b, input_at<S>(s.b, p.token + t, p.hv));
+    }
+    const int row = p.row0 + p.lane % S::WR, first = S::FAMILY == MAMBA2 ? p.lane / S::WR : 0;
+#pragma unroll
+    for (int i = 0; i < verify_loads<S>::MINE; ++i) {
+        const int t = first + i * verify_loads<S>::SHARE;
+        load_if<2>(t < p.T && p.lane < S::WR * verify_loads<S>::SHARE, l.v + i, input_at<S>(s.v, p.token + t, row));
+        if (S::FAMILY == MAMBA2)
+            load_if<2>(t < p.T && s.z.data, l.z + i, input_at<S>(s.z, p.token + t, row));
+    }
+    if (S::FAMILY == MAMBA2) {
+#pragma unroll
+        for (int i = 0; i < verify_loads<S>::NX; ++i) {
+            const int t = verify_loads<S>::NX * p.r + i;
+            load_if<2 * S::DV>(t < p.T, l.x[i], input_at<S>(s.v, p.token + t, p.row0 + S::DV * p.c));
+        }
+    }
+}
+
+/* ---- the window's scalars --------------------------------------------------------------------------------------- */
+
+/* Sums over the lanes of a group of 16: what comes after a lane's own value, or before and with it. */
+DEVICE float sum_after(float x, int lane)
+{
+    float sum = x;
+#pragma unroll
+    for (int o = 1; o < 16; o *= 2) {
+        const float far = __shfl_sync(ALL, sum, lane + o);
+        sum += (lane & 15) + o < 16 ? far : 0.0f;
+    }
+    const float next = __shfl_sync(ALL, sum, lane + 1);
+    return (lane & 15) < 15 ? next : 0.0f;
+}
+
+DEVICE float sum_upto(float x, int lane)
+{
+    float sum = x;
+#pragma unroll
+    for (int o = 1; o < 16; o *= 2) {
+        const float far = __shfl_sync(ALL, sum, lane - o);
+        sum += (lane & 15) >= o ? far : 0.0f;
+    }
+    return sum;
+}
+
+template <class S> DEVICE float decay_rate_of(const rssm_step &s, int hv)
+{
+    const float a = s.A_log.data ? load_any(s.A_log.data, hv, s.A_log.dtype) : 0.0f;
+    return S::FAMILY != MAMBA2 ? 1.0f : s.flags & RSSM_STEP_A_IS_DECAY ? a : -expf(a);
+}
+
+/* Warp 0, families with one gate per head: the window's gates, their prefix products and the decays between tokens. */
+template <class S> DEVICE void window_scalars(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+{
+    const int t = p.lane & 15, head = p.lane >> 4, hv = p.hv + (head < S::HEADS ? head : 0);
+    float *const mine = head_of<S>(p, head < S::HEADS ? head : 0);
+    const bool here = head < S::HEADS && t < S::TB;
+    const float rate = s.A_log.data ? expf(load_any(s.A_log.data, hv, s.A_log.dtype)) : 1.0f;
+    const float x = widen(l.a[0], BF16) + widen(l.bias, s.dt_bias.dtype);
+    const float gate = t >= p.T ? 0.0f : S::FAMILY == GDN ? log_gate(s, x, rate) : time_step(s, x);
+    const float decay_rate = decay_rate_of<S>(s, hv);
+    const float prefix = expf(decay_rate * sum_upto(gate, p.lane));
+    if (here) {
+        mine[S::PREFIX + t] = prefix;
+        mine[S::BETA + t] = S::FAMILY == GDN ? sigmoid(widen(l.b, BF16)) * s.beta_scale : 0.0f;
+        mine[S::DECAY + t * S::TB + t] = S::FAMILY == MAMBA2 ? gate : 1.0f;
+    }
+    float between = gate; /* gates after token t - o, up to t */
+#pragma unroll
+    for (int o = 1; o < S::TB; ++o) {
+        const float own = __shfl_sync(ALL, gate, p.lane - o);
+        if (here && t >= o)
+            mine[S::DECAY + t * S::TB + t - o] = expf(decay_rate * between) * (S::FAMILY == MAMBA2 ? own : 1.0f);
+        between += own;
+    }
+    if (p.first && here && t < p.T) {
+        const int64_t at = p.slot * s.g_cache.slot + (int64_t)hv * s.R;
+        ((float *)s.g_cache.data)[at + ring_at(s, p, p.count + t)] = gate;
+    }
+}
+
+/* Warp 1, the same families: how far each record and the checkpoint decay up to the window. */
+template <class S> DEVICE void record_scalars(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+{
+    const int j = p.lane & 15, head = p.lane >> 4;
+    const float gate = __uint_as_float(l.gate[0]); /* 0 beyond count */
+    const float after = sum_after(gate, p.lane);
+    const float decay_rate = decay_rate_of<S>(s, p.hv + (head < S::HEADS ? head : 0));
+    const float each = expf(decay_rate * after) * (S::FAMILY == MAMBA2 ? gate : 1.0f);
+    if (head < S::HEADS) {
+        float *const mine = head_of<S>(p, head);
+        mine[S::EACH + j] = j < p.count ? each : 0.0f;
+        if (j == 0)
+            mine[S::TOTAL] = expf(decay_rate * (after + gate));
+    }
+}
+
+/* ---- vectors and keys ------------------------------------------------------------------------------------------- */
+
+/* A warp's tokens: q and k as given to shared memory, their norms, and where keys need no gates the drafts' keys, rounded. */
+template <class S> DEVICE void store_tokens(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+{
+    const bool norm = S::FAMILY != MAMBA2 && (s.flags & RSSM_STEP_QK_NORM);
+#pragma unroll
+    for (int i = 0; i < verify_loads<S>::TOKENS; ++i) {
+        const int t = p.w + VNW * i;
+        if (t >= p.T)
+            break;
+        uint16_t *const q_row = vec_of<S>(p) + t * VKB + 4 * p.lane;
+        *(uint2 *)q_row = make_uint2(l.q[i][0], l.q[i][1]);
+        float k_scale = 1.0f, q[4], k[4];
+        widen_halves<4>(l.k[i], k, bf16_state());
+        if (S::FAMILY != MAMBA2) {
+            *(uint2 *)(q_row + S::TB * VKB) = make_uint2(l.k[i][0], l.k[i][1]);
+            widen_halves<4>(l.q[i], q, bf16_state());
+            float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                sums[0] += q[n] * q[n];
+                sums[1] += k[n] * k[n];
+                sums[2] += q[n] * k[n];
+            }
+            sum_over_lanes<4, 16, 1>(sums, p.lane); /* lanes 8i .. 8i + 7 have sum i */
+            const float qq = __shfl_sync(ALL, sums[0], 0), kk = __shfl_sync(ALL, sums[0], 8);
+            const float qk = __shfl_sync(ALL, sums[0], 16);
+            const float q_scale = norm ? s.scale * inverse_root(qq + s.norm_eps) : s.scale;
+            k_scale = norm ? inverse_root(kk + s.norm_eps) : 1.0f;
+            if (p.lane == 0)
+                token_of<S>(p)[t] = make_float4(q_scale, k_scale, qk, 0.0f);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+            k[n] *= k_scale; /* a normalised key, or one as it was given: never beyond bfloat16 */
+        const uint2 key = make_uint2(narrow2(k, bf16_state()), narrow2(k + 2, bf16_state()));
+        if (S::FAMILY != KDA) {
+            const int row = S::FAMILY == MAMBA2 && S::TB > 8 ? record_row(t) : t;
+            *(uint2 *)(drafts_of<S>(p) + row * VKB + 4 * p.lane) = key;
+        }
+        if (p.leader) {
+            const int64_t at = p.slot * s.k_cache.slot + ((int64_t)p.h * s.R + ring_at(s, p, p.count + t)) * VK;
+            *(uint2 *)((uint16_t *)s.k_cache.data + at + 4 * p.lane) = key;
+        }
+    }
+}
+
+/* The records' keys as they are; zeros beyond count. */
+template <class S> DEVICE void store_keys(const verify_view &p, const verify_loads<S> &l)
+{
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        uint16_t *const row = keys_of<S>(p) + record_row(i * 8 + p.t / 16) * VKB;
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+            *(uint32_t *)(row + fold_column<S::CHUNK>(p.t % 16 * 8 + 2 * n)) = l.key[i][n];
+    }
+}
+
+/* x as TERMS bfloat16 numbers that add up to it. */
+template <int TERMS> DEVICE void split_one(uint16_t *out, int stride, float x)
+{
+#pragma unroll
+    for (int i = 0; i < TERMS; ++i) {
+        const uint32_t bits = narrow_bits(x, BF16);
+        out[i * stride] = (uint16_t)bits;
+        x -= bf16_bits_to_float(bits);
+    }
+}
+
+/* KDA, a thread per channel. The records' keys decayed up to the window; returns the checkpoint's decay. */
+template <class S> DEVICE float store_decayed_keys(const verify_view &p, const verify_loads<S> &l)
+{
+    float suffix = 0.0f;
+#pragma unroll
+    for (int j = 15; j >= 0; --j) {
+        const float k = j < p.count ? bf16_bits_to_float(l.key[j][0]) * expf(suffix) : 0.0f;
+        suffix += __uint_as_float(l.gate[j]);
+        split_one<S::K_TERMS>(keys_of<S>(p) + record_row(j) * VKB + fold_column<S::CHUNK>(p.t), 16 * VKB, k);
+    }
+    return expf(suffix);
+}
+
+/* KDA, a thread per channel: X up to the window's start goes to shared memory, y becomes q and k of all tokens decayed
+ * from the window's start, and the warp's share of the drafts' scores is stored. */
+template <class S>
+DEVICE void decay_tokens(const rssm_step &s, const verify_view &p, const verify_loads<S> &l, float y[2][S::TB])
+{
+    constexpr int N = S::TB * S::TB < 32 ? S::TB * S::TB : 32; /* sums at once */
+    const float rate = s.A_log.data ? expf(load_any(s.A_log.data, p.hv, s.A_log.dtype)) : 1.0f;
+    const float bias = widen(l.bias, s.dt_bias.dtype);
+    float *const pairs = sums_of<S>(p) + VK + VNW * S::NVEC * 16 + p.w * S::TB * S::TB;
+    float *const ring = (float *)s.g_cache.data + p.slot * s.g_cache.slot + (int64_t)p.hv * s.R * VK + p.t;
+    float sums[N], w[S::TB], prefix = 0.0f;
+#pragma unroll
+    for (int t = 0; t < S::TB; ++t) {
+        const float gate = t < p.T ? log_gate(s, widen(l.a[t], BF16) + bias, rate) : 0.0f;
+        if (p.first && t < p.T)
+            ring[ring_at(s, p, p.count + t) * VK] = gate;
+        const float alpha = expf(gate);
+        const float4 scale = token_of<S>(p)[t];
+        const float q = bf16_bits_to_float(vec_of<S>(p)[t * VKB + p.t]) * scale.x;
+        const float k = bf16_bits_to_float(vec_of<S>(p)[(S::TB + t) * VKB + p.t]) * scale.y;
+        prefix += gate;
+        const float decay = expf(prefix);
+        y[0][t] = q * decay;
+        y[1][t] = k * decay;
+#pragma unroll
+        for (int i = 0; i < t; ++i) {
+            w[i] *= alpha;
+            const int n = t * (t - 1) + 2 * i;
+            sums[n % N] = w[i] * q;
+            sums[n % N + 1] = w[i] * k;
+            if (n % N == N - 2) {
+                sum_over_lanes<N, 16, 1>(sums, p.lane);
+                if (N == 32 || p.lane % 2 == 0)
+                    pairs[n / N * N + p.lane * N / 32] = sums[0];
+            }
+        }
+        w[t] = bf16_bits_to_float(narrow_bits(k, BF16));
+    }
+    constexpr int LAST = S::TB * (S::TB - 1); /* the last batch is not full */
+#pragma unroll
+    for (int n = LAST % N; n < N; ++n)
+        sums[n] = 0.0f;
+    sum_over_lanes<N, 16, 1>(sums, p.lane);
+    if (N == 32 || p.lane % 2 == 0)
+        pairs[LAST / N * N + p.lane * N / 32] = sums[0];
+}
+
+template <class S> DEVICE void store_vectors(const verify_view &p, const float y[2][S::TB], float decay)
+{
+#pragma unroll
+    for (int q = 0; q < 2; ++q)
+#pragma unroll
+        for (int t = 0; t < S::TB; ++t)
+            split_one<S::X_TERMS>(vec_of<S>(p) + (q * S::TB + t) * VKB + p.t, S::NVEC * VKB, y[q][t] * decay);
+}
+
+/* ---- scores ----------------------------------------------------------------------------------------------------- */
+
+/* A lane's eight of the channels 32 n .. 32 n + 31 of one row, in the order in which it reads the state's. */
+template <class S> DEVICE void load_row(uint32_t *x, const uint16_t *row, int n, int r)
+{
+    if (S::CHUNK == 8) {
+        const uint4 f = *(const uint4 *)(row + n * 32 + r * 8);
+        x[0] = f.x;
+        x[1] = f.y;
+        x[2] = f.z;
+        x[3] = f.w;
+    } else {
+        const uint2 lo = *(const uint2 *)(row + n * 32 + r * 4), hi = *(const uint2 *)(row + n * 32 + 16 + r * 4);
+        x[0] = lo.x;
+        x[1] = lo.y;
+        x[2] = hi.x;
+        x[3] = hi.y;
+    }
+}
+
+/* X as left operand: a[sm] = rows 16 sm + c and + 8. */
+template <class S> DEVICE void load_left(uint32_t a[S::SM][8], const uint16_t *vec, int n, const verify_view &p)
+{
+#pragma unroll
+    for (int i = 0; i < S::SM; ++i) {
+        load_row<S>(a[i], vec + (16 * i + p.c) * VKB, n, p.r);
+        if (S::NVEC > 8)
+            load_row<S>(a[i] + 4, vec + (16 * i + 8 + p.c) * VKB, n, p.r);
+        else
+            a[i][4] = a[i][5] = a[i][6] = a[i][7] = 0;
+    }
+}
+
+DEVICE void mma_rows(float *acc, const uint32_t *a, const uint32_t *b)
+{
+    mma_bf16(acc, a[0], a[4], a[1], a[5], b[0], b[1]);
+    mma_bf16(acc, a[2], a[6], a[3], a[7], b[2], b[3]);
+}
+
+/* The two right operands (16 records, in the order of record_row()) of 32 channels. */
+DEVICE void load_keys(uint32_t b[2][4], const uint16_t *keys, int n, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+        load_matrices(b[i], keys + (8 * i + (lane & 7)) * VKB + n * 32 + (lane >> 3) * 8);
+}
+
+template <int N> DEVICE void clear(float *x)
+{
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        x[n] = 0.0f;
+}
+
+/* Families with one gate per head: x_t . k_j of the records and of the drafts, undecayed. */
+template <class S>
+DEVICE void plain_scores(const verify_view &p, float record[S::SM][2][4], float draft[S::SM][S::ND][4])
+{
+    clear<S::SM * 8>(record[0][0]);
+    clear<S::SM * S::ND * 4>(draft[0][0]);
+#pragma unroll
+    for (int n = 0; n < VK / 32; ++n) {
+        uint32_t a[S::SM][8], b[2][4];
+        load_left<S>(a, vec_of<S>(p), n, p);
+        if (p.m > 0) {
+            load_keys(b, keys_of<S>(p), n, p.lane);
+#pragma unroll
+            for (int i = 0; i < S::SM; ++i) {
+                mma_rows(record[i][0], a[i], b[0]);
+                mma_rows(record[i][1], a[i], b[1]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < S::ND; ++i) {
+            load_row<S>(b[0], drafts_of<S>(p) + (8 * i + p.c) * VKB, n, p.r);
+#pragma unroll
+            for (int j = 0; j < S::SM; ++j)
+                mma_rows(draft[j][i], a[j], b[0]);
+        }
+    }
+}
+
+/* KDA: the warp's share, its 32 channels, of the records' scores, to shared memory. */
+template <class S> DEVICE void share_scores(const verify_view &p)
+{
+    float acc[S::SM][2][4];
+    clear<S::SM * 8>(acc[0][0]);
+    uint32_t hi[S::SM][8], lo[S::SM][8], b_hi[2][4], b_lo[2][4];
+    load_left<S>(hi, vec_of<S>(p), p.w, p);
+    load_left<S>(lo, vec_of<S>(p) + S::NVEC * VKB, p.w, p);
+    load_keys(b_hi, keys_of<S>(p), p.w, p.lane);
+    load_keys(b_lo, keys_of<S>(p) + 16 * VKB, p.w, p.lane);
+    float *const mine = sums_of<S>(p) + VK + p.w * S::NVEC * 16;
+#pragma unroll
+    for (int i = 0; i < S::SM; ++i)
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+            mma_rows(acc[i][n], lo[i], b_hi[n]);
+            mma_rows(acc[i][n], hi[i], b_lo[n]);
+            mma_rows(acc[i][n], hi[i], b_hi[n]);
+            *(float2 *)(mine + (16 * i + p.c) * 16 + 4 * p.r + 2 * n) = make_float2(acc[i][n][0], acc[i][n][1]);
+            if (S::NVEC > 8)
+                *(float2 *)(mine + (16 * i + 8 + p.c) * 16 + 4 * p.r + 2 * n) = make_float2(acc[i][n][2], acc[i][n][3]);
+        }
+}
+
+template <class S> DEVICE void gather_scores(const verify_view &p, float record[S::SM][2][4])
+{
+    clear<S::SM * 8>(record[0][0]);
+#pragma unroll
+    for (int w = 0; w < VNW; ++w) {
+        const float *const part = sums_of<S>(p) + VK + w * S::NVEC * 16;
+#pragma unroll
+        for (int i = 0; i < S::NVEC / 8; ++i) {
+            const float4 f = *(const float4 *)(part + (8 * i + p.c) * 16 + 4 * p.r);
+            record[i / 2][0][i % 2 * 2] += f.x;
+            record[i / 2][0][i % 2 * 2 + 1] += f.y;
+            record[i / 2][1][i % 2 * 2] += f.z;
+            record[i / 2][1][i % 2 * 2 + 1] += f.w;
+        }
+    }
+}
+
+/* ---- what does not need the state ------------------------------------------------------------------------------- */
+
+/* x0, x1 as three bfloat16 terms, packed in pairs. */
+DEVICE void split_pair(uint32_t *terms, float x0, float x1)
+{
+    float rest[2] = {x0, x1}, back[2];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        terms[i] = narrow2(rest, bf16_state());
+        widen2(terms[i], back, bf16_state());
+        rest[0] -= back[0];
+        rest[1] -= back[1];
+    }
+}
+
+/* Left operand of tile m from a lane's rows of N (2 or 4) records: bits, nothing is rounded. */
+template <int N, int DW> DEVICE void pack_left(uint32_t a[4], const uint32_t (*d)[DW], int m)
+{
+    a[0] = __byte_perm(d[0][m], d[1][m], 0x5410);
+    a[1] = __byte_perm(d[0][m], d[1][m], 0x7632);
+    a[2] = N == 4 ? __byte_perm(d[N - 2][m], d[N - 1][m], 0x5410) : 0;
+    a[3] = N == 4 ? __byte_perm(d[N - 2][m], d[N - 1][m], 0x7632) : 0;
+}
+
+/* sums += d (scores)^T: scores of tile n come as fragments of the transposed product. */
+template <class S, int N>
+DEVICE void add_scored(float sums[S::MT][S::NT][4], const uint32_t (*d)[S::DW], int n, const float *lo, const float *hi)
+{
+    uint32_t b0[3], b1[3] = {0, 0, 0};
+    split_pair(b0, lo[0], lo[1]);
+    if (N == 4)
+        split_pair(b1, hi[0], hi[1]);
+#pragma unroll
+    for (int m = 0; m < S::MT; ++m) {
+        uint32_t a[4];
+        pack_left<N, S::DW>(a, d, m);
+#pragma unroll
+        for (int i = 2; i >= 0; --i)
+            mma_bf16(sums[m][n], a[0], a[1], a[2], a[3], b0[i], b1[i]);
+    }
+}
+
+/* The records' part of the readouts, decayed up to the window. */
+template <class S>
+DEVICE void add_records(const verify_view &p, const verify_loads<S> &l, float record[S::SM][2][4],
+                        float sums[S::MT][S::NT][4])
+{
+    if (S::FAMILY != KDA) {
+        const float4 e = *(const float4 *)(head_of<S>(p, p.hb) + S::EACH + 4 * p.r);
+#pragma unroll
+        for (int i = 0; i < S::SM; ++i)
+#pragma unroll
+            for (int n = 0; n < 4; n += 2) {
+                record[i][0][n] *= e.x;
+                record[i][0][n + 1] *= e.y;
+                record[i][1][n] *= e.z;
+                record[i][1][n + 1] *= e.w;
+            }
+    }
+#pragma unroll
+    for (int n = 0; n < S::NT; ++n)
+        add_scored<S, 4>(sums, l.d, n, record[n / 2][0] + n % 2 * 2, record[n / 2][1] + n % 2 * 2);
+}
+
+/* Mamba-2: the drafts' part; sums come decayed up to the window and leave decayed up to each token. */
+template <class S>
+DEVICE void add_drafts(const verify_view &p, const verify_loads<S> &l, float draft[S::SM][S::ND][4],
+                       float sums[S::MT][S::NT][4])
+{
+    const float *const head = head_of<S>(p, p.hb);
+#pragma unroll
+    for (int n = 0; n < S::NT; ++n) {
+        const float2 decay = *(const float2 *)(head + S::PREFIX + 8 * n + 2 * p.r);
+        const int t = 8 * n + p.c;
+        float score[S::ND][2];
+#pragma unroll
+        for (int i = 0; i < S::ND; ++i)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int from = S::ND == 1 ? 2 * p.r + j : 4 * p.r + 2 * i + j;
+                score[i][j] = from <= t ? draft[n / 2][i][n % 2 * 2 + j] * head[S::DECAY + t * S::TB + from] : 0.0f;
+            }
+#pragma unroll
+        for (int m = 0; m < S::MT; ++m)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                sums[m][n][j] *= j % 2 ? decay.y : decay.x;
+        add_scored<S, verify_loads<S>::NX>(sums, l.x, n, score[0], score[S::ND - 1]);
+    }
+}
+
+/* GDN: the drafts' scores, with all that multiplies them, for the lanes that own state rows. */
+template <class S> DEVICE void store_scores(const verify_view &p, const float draft[S::SM][S::ND][4])
+{
+    const float *const decay = head_of<S>(p, p.hb) + S::DECAY;
+    float *const score = score_of<S>(p);
+#pragma unroll
+    for (int n = 0; n < S::NVEC / 8; ++n) {
+        const int x = 8 * n + p.c, t = x % S::TB, q = x / S::TB;
+        const float4 scale = token_of<S>(p)[t];
+#pragma unroll
+        for (int i = 0; i < S::ND; ++i)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int from = 8 * i + 2 * p.r + j;
+                if (from < t)
+                    score[t * (t - 1) + 2 * from + q] =
+                        draft[n / 2][i][n % 2 * 2 + j] * decay[t * S::TB + from] * (q ? scale.y : scale.x);
+            }
+    }
+}
+
+/* KDA: the same, from the four warps' shares. */
+template <class S> DEVICE void sum_pairs(const verify_view &p)
+{
+    const float *const pairs = sums_of<S>(p) + VK + VNW * S::NVEC * 16;
+    for (int n = p.lane; n < S::TB * (S::TB - 1); n += 32) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < VNW; ++w)
+            sum += pairs[w * S::TB * S::TB + n];
+        score_of<S>(p)[n] = sum;
+    }
+}
+
+/* ---- the state -------------------------------------------------------------------------------------------------- */
+
+/* The left operand of a fold: the records' d, decayed where keys are not, as bfloat16 terms. */
+template <class S>
+DEVICE void fold_operand(const verify_view &p, const verify_loads<S> &l, uint32_t a[S::D_TERMS][S::MT][4])
+{
+    if (S::FAMILY == KDA) {
+#pragma unroll
+        for (int m = 0; m < S::MT; ++m)
+            pack_left<4, S::DW>(a[0][m], l.d, m);
+        return;
+    }
+    const float4 each = *(const float4 *)(head_of<S>(p, p.hb) + S::EACH + 4 * p.r);
+    const float e[4] = {each.x, each.y, each.z, each.w};
+    float d[4][S::DV];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        widen_halves<S::DV>(l.d[i], d[i], bf16_state());
+#pragma unroll
+        for (int n = 0; n < S::DV; ++n)
+            d[i][n] *= e[i];
+    }
+    fold_left<S::D_TERMS, S::DV>(a, d);
+}
+
+/* The fold's products for 32 channels of tile m: acc[n] are the columns of group n. */
+template <class S>
+DEVICE void fold_product(float acc[4][4], const uint32_t a[S::D_TERMS][S::MT][4], const uint32_t b[S::K_TERMS][8],
+                         int m)
+{
+    clear<16>(acc[0]);
+#pragma unroll
+    for (int i = S::K_TERMS * S::D_TERMS - 1; i >= 0; --i) { /* small terms first */
+        const uint32_t *const am = a[S::D_TERMS > 1 ? i : 0][m];
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+            mma_bf16(acc[n], am[0], am[1], am[2], am[3], b[S::K_TERMS > 1 ? i : 0][2 * n],
+                     b[S::K_TERMS > 1 ? i : 0][2 * n + 1]);
+    }
+}
+
+/* One chunk of a state row, folded: acc[..][first], [first + 1] are its pairs. */
+template <class S>
+DEVICE uint4 fold_chunk(const verify_view &p, uint4 raw, const float (*acc)[4], int first, int ch, float e_all,
+                        bool *hit)
+{
+    float x[S::CHUNK], e[S::CHUNK];
+    widen_chunk(raw, x, typename S::STATE());
+    if (S::FAMILY == KDA)
+        load_floats<S::CHUNK>(e, sums_of<S>(p) + ch);
+#pragma unroll
+    for (int n = 0; n < S::CHUNK; ++n)
+        x[n] = x[n] * (S::FAMILY == KDA ? e[n] : e_all) + acc[n / 2][first + n % 2];
+    return narrow_chunk(x, hit, typename S::STATE());
+}
+
+/* acc += a 16 x 16 (bfloat16: 16 x 32) piece of the state times X. lo, hi: a chunk of rows c and c + 8. */
+template <class S>
+DEVICE void state_product(float acc[S::NT][4], uint4 lo, uint4 hi, const uint32_t b[S::NT][S::X_TERMS][4], int half)
+{
+    if (!S::SPLIT) {
+#pragma unroll
+        for (int i = S::X_TERMS - 1; i >= 0; --i)
+#pragma unroll
+            for (int n = 0; n < S::NT; ++n) {
+                mma_bf16(acc[n], lo.x, hi.x, lo.y, hi.y, b[n][i][0], b[n][i][1]);
+                mma_bf16(acc[n], lo.z, hi.z, lo.w, hi.w, b[n][i][2], b[n][i][3]);
+            }
+        return;
+    }
+    const uint32_t x[2][4] = {{lo.x, hi.x, lo.y, hi.y}, {lo.z, hi.z, lo.w, hi.w}};
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        uint32_t rest[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            rest[i] = __float_as_uint(__uint_as_float(x[k][i]) - __uint_as_float(x[k][i] & 0xffffe000u));
+#pragma unroll
+        for (int n = 0; n < S::NT; ++n) {
+#pragma unroll
+            for (int i = S::X_TERMS - 1; i >= 0; --i) {
+                const uint32_t pair = b[n][i][2 * half + k], b0 = pair << 16, b1 = pair & 0xffff0000u;
+                if (i == 0)
+                    mma_tf32(acc[n], rest[0], rest[1], rest[2], rest[3], b0, b1);
+                mma_tf32(acc[n], x[k][0], x[k][1], x[k][2], x[k][3], b0, b1);
+            }
+        }
+    }
+}
+
+/* S_0 X for the warp's rows; on the way the state folds, if it is to. */
+template <class S>
+DEVICE void walk_state(const rssm_step &s, const verify_view &p, const verify_loads<S> &l, float acc[S::MT][S::NT][4])
+{
+    unsigned char *const slice = slice_of<S>(p);
+    unsigned char *const out =
+        (unsigned char *)s.state.data + (p.slot * s.state.slot + (int64_t)p.row0 * VK) * S::BYTES;
+    const float e_all = S::FAMILY == KDA ? 1.0f : head_of<S>(p, p.hb)[S::TOTAL];
+    const int keys_at = (p.lane & 15) * VKB + (p.lane >> 4) * 8; /* for load_transposed() */
+    uint32_t a[S::D_TERMS][S::MT][4];
+    bool hit = false;
+    if (p.flush)
+        fold_operand<S>(p, l, a);
+    slice_wait((uint64_t *)(p.shared + S::BAR_AT) + p.w);
+#pragma unroll 1
+    for (int n = 0; n < VK / 32; ++n) {
+        uint32_t b[S::NT][S::X_TERMS][4], keys[S::K_TERMS][8];
+#pragma unroll
+        for (int i = 0; i < S::NT; ++i)
+#pragma unroll
+            for (int j = 0; j < S::X_TERMS; ++j)
+                load_row<S>(b[i][j], vec_of<S>(p) + (j * S::NVEC + 8 * i + p.c) * VKB, n, p.r);
+        if (p.flush) {
+#pragma unroll
+            for (int i = 0; i < S::K_TERMS; ++i) {
+                load_transposed(keys[i], keys_of<S>(p) + i * 16 * VKB + keys_at + n * 32);
+                load_transposed(keys[i] + 4, keys_of<S>(p) + i * 16 * VKB + keys_at + n * 32 + 16);
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < S::MT; ++m) {
+            const int v = S::DV * p.c + 2 * m;
+            float fold[4][4];
+            if (p.flush)
+                fold_product<S>(fold, a, keys, m);
+#pragma unroll
+            for (int half = 0; half < 8 / S::CHUNK; ++half) {
+                const int ch = n * 32 + half * 16 + p.r * S::CHUNK;
+                unsigned char *const at = slice + (v * VK + ch) * S::BYTES;
+                uint4 lo = *(const uint4 *)at, hi = *(const uint4 *)(at + VK * S::BYTES);
+                if (p.flush) {
+                    unsigned char *const to = out + (v * VK + ch) * S::BYTES;
+                    lo = fold_chunk<S>(p, lo, fold + 2 * half, 0, ch, e_all, &hit);
+                    hi = fold_chunk<S>(p, hi, fold + 2 * half, 2, ch, e_all, &hit);
+                    __stcs((uint4 *)to, lo);
+                    __stcs((uint4 *)(to + VK * S::BYTES), hi);
+                }
+                state_product<S>(acc[m], lo, hi, b, half);
+            }
+        }
+    }
+    raise_fault(s, hit, RSSM_FAULTBIT_STATE);
+}
+
+/* ---- the end: a lane per state row ------------------------------------------------------------------------------ */
+
+/* The sums of the warp's rows, from fragments to one row per lane, where the state was. */
+template <class S> DEVICE void stage_sums(const verify_view &p, const float sums[S::MT][S::NT][4])
+{
+    float *const stage = (float *)slice_of<S>(p);
+#pragma unroll
+    for (int m = 0; m < S::MT; ++m)
+#pragma unroll
+        for (int n = 0; n < S::NT; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                *(float2 *)(stage + (S::DV * p.c + 2 * m + i) * S::STAGE + 8 * n + 2 * p.r) =
+                    make_float2(sums[m][n][2 * i], sums[m][n][2 * i + 1]);
+}
+
+DEVICE void store_bf16(void *p, int64_t at, uint32_t bits)
+{
+    ((uint16_t *)p)[at] = (uint16_t)bits;
+}
+
+template <class S> DEVICE void finish_delta(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+{
+    const float *const sums = (const float *)slice_of<S>(p) + p.lane * S::STAGE;
+    const float *const score = score_of<S>(p), *const head = head_of<S>(p, p.hb);
+    const int64_t ring = p.slot * s.d_cache.slot + (int64_t)p.hv * s.R * S::V + p.rv0 + p.lane;
+    float d[S::TB];
+    bool out_hit = false, ring_hit = false;
+#pragma unroll
+    for (int t = 0; t < S::TB; ++t) {
+        if (t >= p.T)
+            break;
+        const float4 scale = token_of<S>(p)[t];
+        float q = sums[t], k = sums[S::TB + t];
+        if (S::FAMILY == GDN) {
+            const float decay = head[S::PREFIX + t];
+            q *= decay * scale.x;
+            k *= decay * scale.y;
+        }
+#pragma unroll
+        for (int i = 0; i < t; ++i) {
+            const float2 x = *(const float2 *)(score + t * (t - 1) + 2 * i);
+            q += x.x * d[i];
+            k += x.y * d[i];
+        }
+        const float now = head[S::BETA + t] * (bf16_bits_to_float(l.v[t]) - k);
+        const float out = q + now * (scale.z * scale.x * scale.y);
+        const uint32_t bits = narrow_bits(saturate(now, BF16, &ring_hit), BF16);
+        d[t] = bf16_bits_to_float(bits);
+        store_bf16(s.out, (p.token + t) * s.out_row + p.row0 + p.lane,
+                   narrow_bits(saturate(out, BF16, &out_hit), BF16));
+        store_bf16(s.d_cache.data, ring + (int64_t)ring_at(s, p, p.count + t) * S::V, bits);
+    }
+    raise_fault(s, out_hit, RSSM_FAULTBIT_OUTPUT);
+    raise_fault(s, ring_hit, RSSM_FAULTBIT_RING);
+}
+
+template <class S> DEVICE void finish_mamba2(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+{
+    const int row = p.lane % S::WR, first = p.lane / S::WR;
+    const float *const sums = (const float *)slice_of<S>(p) + row * S::STAGE;
+    const int64_t ring = p.slot * s.d_cache.slot + (int64_t)p.hv * s.R * S::V + p.rv0 + row;
+    const float skip = s.D.data ? load_any(s.D.data, p.hv, s.D.dtype) : 0.0f;
+    bool hit = false;
+#pragma unroll
+    for (int i = 0; i < verify_loads<S>::MINE; ++i) {
+        const int t = first + i * verify_loads<S>::SHARE;
+        if (t >= p.T)
+            break;
+        float out = sums[t] + skip * bf16_bits_to_float(l.v[i]);
+        if (s.z.data) {
+            const float z = bf16_bits_to_float(l.z[i]);
+            out *= z * sigmoid(z);
+        }
+        store_bf16(s.out, (p.token + t) * s.out_row + p.row0 + row, narrow_bits(saturate(out, BF16, &hit), BF16));
+        store_bf16(s.d_cache.data, ring + (int64_t)ring_at(s, p, p.count + t) * S::V, l.v[i]);
+    }
+    raise_fault(s, hit, RSSM_FAULTBIT_OUTPUT);
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------------------------- */
+
+template <class S> DEVICE verify_view view_of(const rssm_step &s, const window_row &row, unsigned char *shared)
+{
+    verify_view p;
+    p.shared = shared;
+    p.t = threadIdx.x;
+    p.w = p.t >> 5;
+    p.lane = p.t & 31;
+    p.r = p.lane & 3;
+    p.c = p.lane >> 2;
+    p.row0 = blockIdx.x * S::VT + p.w * S::WR;
+    p.hv = p.row0 / S::V;
+    p.h = (int)((uint32_t)p.hv * (uint32_t)s.H / (uint32_t)s.HV);
+    p.hb = p.w * S::WR / S::V;
+    p.rv0 = p.row0 % S::V;
+    p.count = row.count;
+    p.m = row.flush ? 0 : row.count;
+    p.T = row.len;
+    p.base = row.base;
+    p.flush = row.flush;
+    p.slot = row.slot;
+    p.token = row.start;
+    p.first = blockIdx.x * S::VT % S::V == 0;
+    p.leader = p.first && (int)(blockIdx.x * S::VT / S::V) % (s.HV / s.H) == 0;
+    return p;
+}
+
+/* Zeros for the tokens of a padding row. */
+template <class S> DEVICE void zero_tokens(const rssm_step &s, const window_row &row)
+{
+    for (int i = threadIdx.x; i < row.len * S::VT; i += RSSM_VERIFY_THREADS)
+        store_bf16(s.out, ((int64_t)row.start + i / S::VT) * s.out_row + blockIdx.x * S::VT + i % S::VT, 0);
+}
+
+/* Everything up to the block's last barrier. */
+template <class S> DEVICE void prepare(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+{
+    store_tokens<S>(s, p, l);
+    if (S::FAMILY != KDA) {
+        if (p.count > 0 || p.flush)
+            store_keys<S>(p, l);
+        if (p.w == 0)
+            window_scalars<S>(s, p, l);
+        if (p.w == 1)
+            record_scalars<S>(s, p, l);
+        __syncthreads();
+        return;
+    }
+    if (p.w == 0 && p.lane < S::TB)
+        head_of<S>(p, 0)[S::BETA + p.lane] = sigmoid(widen(l.b, BF16)) * s.beta_scale;
+    float decay = 1.0f;
+    if (p.count > 0 || p.flush)
+        decay = store_decayed_keys<S>(p, l);
+    sums_of<S>(p)[p.t] = decay;
+    __syncthreads();
+    float y[2][S::TB];
+    decay_tokens<S>(s, p, l, y);
+    if (p.m > 0) {
+        store_vectors<S>(p, y, 1.0f);
+        __syncwarp();
+        share_scores<S>(p);
+        __syncwarp();
+    }
+    store_vectors<S>(p, y, p.flush ? 1.0f : decay);
+    __syncthreads();
+}
+
+/* All of the readouts that does not come from the state; the drafts' scores on the side. */
+template <class S> DEVICE void ring_part(const verify_view &p, const verify_loads<S> &l, float sums[S::MT][S::NT][4])
+{
+    clear<S::MT * S::NT * 4>(sums[0][0]);
+    float record[S::SM][2][4], draft[S::SM][S::ND][4];
+    if (S::FAMILY == KDA) {
+        if (p.m > 0)
+            gather_scores<S>(p, record);
+    } else {
+        plain_scores<S>(p, record, draft);
+    }
+    if (p.m > 0)
+        add_records<S>(p, l, record, sums);
+    if (S::FAMILY == GDN)
+        store_scores<S>(p, draft);
+    if (S::FAMILY == MAMBA2)
+        add_drafts<S>(p, l, draft, sums);
+}
+
+/* The state's part joins the rest: decayed up to the window, in Mamba-2 also up to each token. */
+template <class S>
+DEVICE void add_state(const verify_view &p, float sums[S::MT][S::NT][4], const float acc[S::MT][S::NT][4])
+{
+    const float *const head = head_of<S>(p, p.hb);
+    const float total = S::FAMILY == KDA || p.flush ? 1.0f : head[S::TOTAL];
+#pragma unroll
+    for (int n = 0; n < S::NT; ++n) {
+        float2 e = make_float2(total, total);
+        if (S::FAMILY == MAMBA2) {
+            const float2 prefix = *(const float2 *)(head + S::PREFIX + 8 * n + 2 * p.r);
+            e = make_float2(total * prefix.x, total * prefix.y);
+        }
+#pragma unroll
+        for (int m = 0; m < S::MT; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                sums[m][n][i] += acc[m][n][i] * (i % 2 ? e.y : e.x);
+    }
+}
+
+template <class S> DEVICE void verify_tile(const rssm_window &a)
+{
+    extern __shared__ __align__(128) unsigned char shared[];
+    const rssm_step &s = a.step;
+    const int64_t number = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
+    if (number >= s.B)
+        return;
+    const window_row row = judge_window(a, load_window(s, number));
+    raise_fault(s, row.fault && threadIdx.x == 0 && blockIdx.x == 0, row.fault);
+    if (row.slot < 0) {
+        zero_tokens<S>(s, row);
+        return;
+    }
+    if (row.len == 0 && !row.flush)
+        return;
+    const verify_view p = view_of<S>(s, row, shared);
+    uint64_t *const bar = (uint64_t *)(shared + S::BAR_AT) + p.w;
+    slice_expect(S::WR * VK * S::BYTES, bar, p.lane);
+    verify_loads<S> l;
+    load_records<S>(s, p, l);
+    load_tokens<S>(s, p, l);
+    slice_load(slice_of<S>(p),
+               (const unsigned char *)s.state.data + (p.slot * s.state.slot + (int64_t)p.row0 * VK) * S::BYTES,
+               S::WR * VK * S::BYTES, bar, p.lane);
+    prepare<S>(s, p, l);
+
+    float sums[S::MT][S::NT][4], acc[S::MT][S::NT][4];
+    ring_part<S>(p, l, sums);
+    clear<S::MT * S::NT * 4>(acc[0][0]);
+    walk_state<S>(s, p, l, acc);
+    add_state<S>(p, sums, acc);
+    __syncwarp();
+    stage_sums<S>(p, sums);
+    if (S::FAMILY == KDA)
+        sum_pairs<S>(p);
+    __syncwarp();
+    if (S::FAMILY == MAMBA2)
+        finish_mamba2<S>(s, p, l);
+    else if (p.lane < S::WR)
+        finish_delta<S>(s, p, l);
+}
+
+#endif
