@@ -358,6 +358,19 @@ static int run_both(gpu_bench *b, const run_want *want, gpu_outcome *out, int *m
     return code;
 }
 
+/* The first case with few rows after one with many comes out up to 0.3 us a kernel slower than the same case right after
+ * it: both steps, and step_begin with them. So such a case runs once for nothing. */
+enum { WARM_BATCH = 4 };
+
+static int run_warm(gpu_bench *b, const run_want *want, gpu_outcome *out, int *missing)
+{
+    int code = EXIT_OK;
+    *missing = 0;
+    if (want->batch <= WARM_BATCH)
+        code = run_both(b, want, out, missing);
+    return code == EXIT_OK ? run_both(b, want, out, missing) : code;
+}
+
 int bench_gpu_case(gpu_bench *b, gpu_outcome *out, fate *how)
 {
     run_want want = want_of(b, &out->what);
@@ -366,7 +379,7 @@ int bench_gpu_case(gpu_bench *b, gpu_outcome *out, fate *how)
     *how = fits ? FATE_DONE : FATE_NO_ROOM;
     if (code != EXIT_OK || !fits)
         return code;
-    code = run_both(b, &want, out, &missing);
+    code = run_warm(b, &want, out, &missing);
     if (missing) {
         *how = FATE_MISSING;
         return EXIT_OK;

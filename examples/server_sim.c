@@ -169,6 +169,8 @@ static int serve(sim *s)
             code = sim_finish(s);
         if (code == EXIT_OK)
             code = sim_cancel(s);
+        if (code == EXIT_OK)
+            code = sim_flush(s);
     }
     return code;
 }

@@ -63,6 +63,21 @@ model_runs() { # config
         "run-$1-bf16-state $run --state bfloat16 --ring 16" "run-$1-trajectory $run --io float32 --oracle trajectory"
 }
 
+# Random histories of slots, in part i of n; engine 1 is the GPU.
+history_part() { # i n
+    local cases=${RSSM_HISTORIES:-400}
+    one "history-$1" env RSSM_HISTORY_ENGINE=1 RSSM_HISTORY=$((cases * $1 / $2))-$((cases * ($1 + 1) / $2)):60 \
+        "$build/tests/test_history"
+}
+
+# A server whose every request is checked, with graphs and without.
+server_runs() { # config options...
+    local name=$1 sim="$build/examples/replayssm-server-sim --device cuda --config configs/$1.json"
+    shift
+    in_turn "server-$name $sim --requests 1000 --batch 32 $*" \
+        "server-$name-exact $sim --requests 300 --ring-dtype float32 --no-graphs --fault-rate 100 $*"
+}
+
 # Some of test_decode's tests, after each other.
 decode_part() { # test...
     local name
@@ -86,7 +101,11 @@ part_test() {
     for ((i = 0; i < workers; i++)); do
         in_turn "kernels-$i $build/tests/test_gpu --only kernels --part $i/$workers" \
             "random-$i $build/tests/test_gpu --only random --part $i/$workers ${RSSM_CASES:+--cases $RSSM_CASES}" &
+        history_part $i $workers &
     done
+    server_runs qwen3.5-35b-a3b &
+    server_runs kimi-linear-48b-a3b &
+    server_runs nemotron-3-nano-30b-a3b --layers 10 --drafts 7 --ring 8 &
     for config in kimi-linear-48b-a3b qwen3.5-35b-a3b nemotron-3-nano-30b-a3b; do
         model_runs $config &
     done
@@ -101,6 +120,8 @@ sanitized() { # tool args...
         one "$tool-$half" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" \
             "$build/tests/test_gpu" --small --part $half/2 &
     done
+    RSSM_HISTORY_ENGINE=1 RSSM_HISTORY=0-12:12 one "$tool-history" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+        --print-limit 20 "$@" "$build/tests/test_history" &
 }
 
 part_sanitize() {

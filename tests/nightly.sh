@@ -38,6 +38,8 @@ check "kernels, long" build/tests/test_kernels --long
 for seed in 1 2 3 4 5 6 7 8; do
     check "kernels, seed $seed" build/tests/test_kernels --seed $seed
 done
+check "histories: 400000 operations and more" env RSSM_HISTORY=4000:80 build/tests/test_history
+check "a server's 10000 requests" build/examples/replayssm-server-sim --layers 4 --batch 32 --requests 10000 --fault-rate 20
 check "Kimi-Linear at full size" build/examples/replayssm-run configs/kimi-linear-48b-a3b.json --batch 16 --check
 for config in configs/*.json; do
     check "drift over 64 windows: $(basename "$config")" build/examples/replayssm-run "$config" --tp 2 --batch 1 --steps 1024 --ring 16 --oracle trajectory --check

@@ -74,7 +74,8 @@ static int gpu_sync(device *dev)
 static int gpu_to_device(device *dev, void *dst, const void *src, int64_t bytes)
 {
     driver *d = dev->state;
-    return d->to_device(address(dst), src, (size_t)bytes);
+    cu_result error = d->to_device(address(dst), src, (size_t)bytes);
+    return error != 0 ? error : d->synchronize(); /* a small copy returns before it is done */
 }
 
 static int gpu_to_host(device *dev, void *dst, const void *src, int64_t bytes)

@@ -117,6 +117,7 @@ typedef struct sim {
 int sim_arrive(sim *s, double rate); /* new requests of this pass, Poisson */
 int sim_admit(sim *s);               /* preempted ones first, then waiting ones; makes room by preempting */
 int sim_cancel(sim *s);              /* now and then a request goes away */
+int sim_flush(sim *s);               /* now and then a slot's records go into its checkpoint */
 int sim_finish(sim *s);              /* checks and releases what is complete */
 void sim_free_requests(sim *s);
 int sim_leaks(sim *s, int64_t *leaked); /* slots that nobody has and nobody gets */

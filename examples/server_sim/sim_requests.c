@@ -277,6 +277,21 @@ int sim_cancel(sim *s)
     return code;
 }
 
+int sim_flush(sim *s)
+{
+    host *h = &s->host;
+    const int mamba2 = h->model.family == RSSM_FAMILY_MAMBA2;
+    if (s->num_running == 0 || !one_in(s, 20))
+        return EXIT_OK;
+    int code = put_slot(s, &s->dst, s->running[pick(s, s->num_running)]->slot);
+    rssm_flush_args args = {.struct_size = sizeof args,
+                            .slots = &s->dst.dl,
+                            .A_log = mamba2 ? s->decays : NULL,
+                            .num_layers = mamba2 ? (uint32_t)s->layers : 0,
+                            .stream = s->stream};
+    return code != EXIT_OK ? code : host_check(h, s->slots->flush(h->plugin, &args, &h->error), "flush");
+}
+
 /* The final state, in either order, and all that was computed on the way. */
 static int check_finished(sim *s, const request *r)
 {

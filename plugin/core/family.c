@@ -154,6 +154,9 @@ static bool in_pool(const rssm_role_spec *spec)
 }
 
 _Static_assert(RSSM_T_COUNT <= 64, "one bit per role");
+_Static_assert(COUNT(kda_roles) <= RSSM_MAX_CALL_ROLES, "a call may take all of them");
+_Static_assert(COUNT(gdn_roles) <= RSSM_MAX_CALL_ROLES, "likewise");
+_Static_assert(COUNT(mamba2_roles) <= RSSM_MAX_CALL_ROLES, "likewise");
 
 void rssm_call_table_make(rssm_call_table *table, const rssm_family_spec *family, rssm_call call)
 {
@@ -163,7 +166,7 @@ void rssm_call_table_make(rssm_call_table *table, const rssm_family_spec *family
         rssm_role_spec spec = family->roles[i];
         if (spec.calls & call || in_pool(&spec))
             table->accepted |= (uint64_t)1 << spec.role;
-        if (!(spec.calls & call) || table->num_roles == RSSM_MAX_CALL_ROLES)
+        if (!(spec.calls & call))
             continue;
         for (int k = 0; !windows && k < RSSM_SPEC_MAX_DIMS; k++) {
             if (spec.shape[k] == RSSM_SYM_T)

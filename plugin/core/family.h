@@ -82,7 +82,7 @@ typedef enum rssm_need {
     RSSM_NEED_A_DECAY
 } rssm_need;
 
-enum { RSSM_SPEC_MAX_DIMS = 4, RSSM_MAX_CALL_ROLES = 24 };
+enum { RSSM_SPEC_MAX_DIMS = 4, RSSM_MAX_CALL_ROLES = 32 };
 
 typedef struct rssm_role_spec {
     int32_t role;

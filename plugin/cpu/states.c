@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "cpu/cpu.h"
 
-enum { BLOCK_ROWS = 16 };
+enum { BLOCK_ROWS = 32 };
 
 /* Behind the scratch of a fold: rows [BLOCK_ROWS][K], and as many floats again to turn them. */
 int64_t rssm_states_scratch(rssm_cpu_dims dims)
@@ -66,6 +66,35 @@ static void store(const unit *u, int32_t dtype, void *dst, const float *src, int
         u->worker->fault |= RSSM_FAULTBIT_STATE;
 }
 
+/* dst [columns][rows] <- src [rows][columns], rows from element to element of dst_row and src_row. Squares of 4 are turned in
+ * registers. */
+static void turn(float *dst, int64_t dst_row, const float *src, int64_t src_row, int64_t rows, int64_t columns)
+{
+    typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        int64_t c = 0;
+        for (; c + 4 <= columns; c += 4) {
+            const float *s = src + r * src_row + c;
+            float *d = dst + c * dst_row + r;
+            quad a = *(const quad *)s, b = *(const quad *)(s + src_row);
+            quad e = *(const quad *)(s + 2 * src_row), f = *(const quad *)(s + 3 * src_row);
+            quad ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), ef = __builtin_shufflevector(e, f, 0, 4, 1, 5);
+            quad gh = __builtin_shufflevector(a, b, 2, 6, 3, 7), ij = __builtin_shufflevector(e, f, 2, 6, 3, 7);
+            *(quad *)d = __builtin_shufflevector(ab, ef, 0, 1, 4, 5);
+            *(quad *)(d + dst_row) = __builtin_shufflevector(ab, ef, 2, 3, 6, 7);
+            *(quad *)(d + 2 * dst_row) = __builtin_shufflevector(gh, ij, 0, 1, 4, 5);
+            *(quad *)(d + 3 * dst_row) = __builtin_shufflevector(gh, ij, 2, 3, 6, 7);
+        }
+        for (; c < columns; c++)
+            for (int64_t i = r; i < r + 4; i++)
+                dst[c * dst_row + i] = src[i * src_row + c];
+    }
+    for (; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++)
+            dst[c * dst_row + r] = src[r * src_row + c];
+}
+
 /* rows <- rows v .. v + n - 1 of the other side. */
 static void take_rows(const unit *u, int64_t v, int64_t n)
 {
@@ -76,11 +105,9 @@ static void take_rows(const unit *u, int64_t v, int64_t n)
         rssm_cpu_load(u->worker->kernels, dtype, u->rows, from + v * K * element, n * K);
         return;
     }
-    for (int64_t i = 0; i < K; i++) {
-        rssm_cpu_load(u->worker->kernels, dtype, u->turned, from + (i * V + v) * element, n);
-        for (int64_t r = 0; r < n; r++)
-            u->rows[r * K + i] = u->turned[r];
-    }
+    for (int64_t i = 0; i < K; i++)
+        rssm_cpu_load(u->worker->kernels, dtype, u->turned + i * BLOCK_ROWS, from + (i * V + v) * element, n);
+    turn(u->rows, K, u->turned, BLOCK_ROWS, K, n);
 }
 
 /* The other way round. */
@@ -93,11 +120,9 @@ static void give_rows(const unit *u, int64_t v, int64_t n)
         store(u, dtype, to + v * K * element, u->rows, n * K);
         return;
     }
-    for (int64_t i = 0; i < K; i++) {
-        for (int64_t r = 0; r < n; r++)
-            u->turned[r] = u->rows[r * K + i];
-        store(u, dtype, to + (i * V + v) * element, u->turned, n);
-    }
+    turn(u->turned, BLOCK_ROWS, u->rows, K, n, K);
+    for (int64_t i = 0; i < K; i++)
+        store(u, dtype, to + (i * V + v) * element, u->turned + i * BLOCK_ROWS, n);
 }
 
 static int sides_are_alike(const unit *u)

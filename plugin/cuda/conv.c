@@ -5,10 +5,8 @@
 
 #include "cuda/instance.h"
 
-#ifndef ENOUGH_BLOCKS
-#define ENOUGH_BLOCKS 24
-#endif
-enum { MAX_GRID_Y = 65535, MAX_FAST_CHANNELS = 1 << 22 /* blocks of these fit in grid y */ };
+/* Blocks per multiprocessor beyond which a block of rssm_conv4 does several rows. */
+enum { CONV4_BLOCKS = 24, MAX_GRID_Y = 65535 };
 
 /* Whether every row of 16- or 32-bit elements starts at a multiple of `bytes`. */
 static bool starts_at(const void *data, int64_t row_elements, int32_t dtype, int64_t bytes)
@@ -48,11 +46,15 @@ static int64_t parts_of(int64_t whole, int64_t part)
     return (whole + part - 1) / part;
 }
 
-/* Blocks across rows: each does several where there are more than `enough` of them in all. */
+static uint32_t at_most(int64_t count, int64_t most)
+{
+    return (uint32_t)(count < most ? count : most);
+}
+
 static uint32_t row_blocks(const rssm_cuda *cuda, int64_t B, int64_t across)
 {
-    int64_t most = parts_of((int64_t)cuda->multiprocessors * ENOUGH_BLOCKS, across);
-    return (uint32_t)(B < most ? B : parts_of(B, parts_of(B, most)));
+    int64_t most = parts_of((int64_t)cuda->multiprocessors * CONV4_BLOCKS, across);
+    return at_most(B < most ? B : parts_of(B, parts_of(B, most)), MAX_GRID_Y);
 }
 
 /* Small batches take small blocks: more multiprocessors then ask at once. */
@@ -61,14 +63,14 @@ static rssm_cuda_launch launch4(const rssm_cuda *cuda, const rssm_convolution *c
     int64_t work = (int64_t)c->B * c->channels / (RSSM_CUDA_CONV_THREADS * RSSM_CUDA_CONV4_CHANNELS);
     uint32_t threads = work < 2 * (int64_t)cuda->multiprocessors ? 32 : RSSM_CUDA_CONV_THREADS;
     int64_t across = parts_of(c->channels, threads * RSSM_CUDA_CONV4_CHANNELS);
-    return (rssm_cuda_launch){.grid = {row_blocks(cuda, c->B, across), (uint32_t)across, 1}, .threads = threads};
+    return (rssm_cuda_launch){.grid = {(uint32_t)across, row_blocks(cuda, c->B, across), 1}, .threads = threads};
 }
 
-static rssm_cuda_launch launch_pairs(const rssm_cuda *cuda, const rssm_convolution *c)
+static rssm_cuda_launch launch_pairs(const rssm_convolution *c)
 {
     int64_t across = parts_of(c->channels, 2 * RSSM_CUDA_CONV_THREADS);
     return (rssm_cuda_launch){
-        .grid = {row_blocks(cuda, c->B, across), (uint32_t)across, 1},
+        .grid = {(uint32_t)across, at_most(c->B, MAX_GRID_Y), 1},
         .threads = RSSM_CUDA_CONV_THREADS,
         .smem = 2 * RSSM_CUDA_CONV_THREADS * ring_bytes(c),
     };
@@ -81,7 +83,7 @@ static rssm_cuda_launch launch_any(const rssm_convolution *c)
         threads /= 2;
     int64_t across = parts_of(c->channels, threads);
     return (rssm_cuda_launch){
-        .grid = {(uint32_t)c->B, (uint32_t)(across < MAX_GRID_Y ? across : MAX_GRID_Y), 1},
+        .grid = {(uint32_t)across, at_most(c->B, MAX_GRID_Y), 1},
         .threads = threads,
         .smem = threads * ring_bytes(c),
     };
@@ -90,11 +92,11 @@ static rssm_cuda_launch launch_any(const rssm_convolution *c)
 rssm_status rssm_cuda_conv(void *ctx, const rssm_convolution *conv, void *stream, rssm_error *err)
 {
     const rssm_cuda *cuda = ctx;
-    int kernel = RSSM_KERNEL_CONV;
-    if (conv->channels <= MAX_FAST_CHANNELS)
-        kernel = fits_conv4(conv) ? RSSM_KERNEL_CONV4 : fits_pairs(conv) ? RSSM_KERNEL_CONV_PAIRS : kernel;
+    const int kernel = fits_conv4(conv)   ? RSSM_KERNEL_CONV4
+                       : fits_pairs(conv) ? RSSM_KERNEL_CONV_PAIRS
+                                          : RSSM_KERNEL_CONV;
     const rssm_cuda_launch how = kernel == RSSM_KERNEL_CONV4        ? launch4(cuda, conv)
-                                 : kernel == RSSM_KERNEL_CONV_PAIRS ? launch_pairs(cuda, conv)
+                                 : kernel == RSSM_KERNEL_CONV_PAIRS ? launch_pairs(conv)
                                                                     : launch_any(conv);
     return conv->B ? rssm_cuda_run(ctx, kernel, &how, conv, stream, "launching the convolution", err) : RSSM_OK;
 }

@@ -1,8 +1,8 @@
 /* The short convolution in front of the recurrence, y_t = silu(bias + sum over i < w of weight[w-1-i] x_{t-i}), with the inputs
  * x_{t-1}, x_{t-2}, ... in a ring of the slot: conv[slot, channel, column], token t of a row at column conv + t.
  *
- * A thread owns its channels' rings: nothing it writes is read by another. x = row, y = channels, so that neighbouring
- * blocks share their weights.
+ * A thread owns its channels' rings: nothing it writes is read by another. x = channels, y = rows: neighbouring blocks work on
+ * neighbouring memory.
  */
 #include "cuda/conv.h"
 #include "step_math.cuh"
@@ -16,7 +16,7 @@ struct conv_row {
 
 DEVICE void conv_fault(const rssm_convolution &a, uint32_t bit)
 {
-    if (a.fault && threadIdx.x == 0 && blockIdx.y == 0)
+    if (a.fault && threadIdx.x == 0 && blockIdx.x == 0)
         atomicOr(a.fault, bit);
 }
 
@@ -150,9 +150,9 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_THREADS)
     rssm_conv(const __grid_constant__ rssm_convolution a)
 {
     extern __shared__ __align__(16) unsigned char rings[];
-    const conv_row r = judge_row(a, blockIdx.x);
-    for (int64_t first = (int64_t)blockIdx.y * blockDim.x; first < a.channels;
-         first += (int64_t)gridDim.y * blockDim.x) {
+    const int64_t first = (int64_t)blockIdx.x * blockDim.x;
+    for (int64_t b = blockIdx.y; b < a.B; b += gridDim.y) {
+        const conv_row r = judge_row(a, b);
         if (r.live && r.len > 0)
             convolve_block(a, r, first, rings);
         else if (!r.live && first + threadIdx.x < a.channels)
@@ -219,6 +219,7 @@ struct pair_weights {
     float2 w[4], bias;
 };
 
+/* One by one: for weights of another type, or not aligned. */
 DEVICE pair_weights load_weights(const rssm_convolution &a, int64_t ch)
 {
     pair_weights p;
@@ -232,15 +233,45 @@ DEVICE pair_weights load_weights(const rssm_convolution &a, int64_t ch)
     return p;
 }
 
+DEVICE bool weights_are_whole(const rssm_convolution &a)
+{
+    return a.weight.dtype == a.in.dtype && (uintptr_t)a.weight.data % 16 == 0 &&
+           (!a.bias.data || (a.bias.dtype == a.in.dtype && (uintptr_t)a.bias.data % 8 == 0));
+}
+
+/* In 16-byte pieces. */
+template <class ST> DEVICE pair_weights load_whole_weights(const rssm_convolution &a, int64_t ch, ST st)
+{
+    typedef typename pair_of<ST>::bits bits;
+    const uint4 *const from = (const uint4 *)element(a.weight.data, ch * 4, ST::DTYPE);
+    float x[8];
+    widen_chunk(from[0], x, st);
+    if (ST::CHUNK == 4)
+        widen_chunk(from[1], x + 4, st);
+    pair_weights p = {{{x[0], x[4]}, {x[1], x[5]}, {x[2], x[6]}, {x[3], x[7]}}, {0.0f, 0.0f}};
+    if (a.bias.data)
+        p.bias = widen_pair(*(const bits *)element(a.bias.data, ch, ST::DTYPE), st);
+    return p;
+}
+
 DEVICE float2 multiply_add(float2 w, float2 x, float2 y)
 {
     return make_float2(w.x * x.x + y.x, w.y * x.y + y.y);
 }
 
-/* The window of two channels whose rings lie in shared memory, at low and high. */
+/* Tokens j0 .. j0 + 3 of a row as they lie in memory, those that there are. */
+template <class B> DEVICE void load_tokens(const rssm_convolution &a, const conv_row &r, int64_t ch, int j0, B *raw)
+{
+#pragma unroll
+    for (int j = 0; j < AHEAD; ++j)
+        if (j0 + j < r.len)
+            raw[j] = *(const B *)element(a.in.data, (r.start + j0 + j) * a.in.row + ch, a.in.dtype);
+}
+
+/* The window of two channels whose rings lie in shared memory, at low and high; raw: its first tokens. */
 template <class ST>
 DEVICE void convolve_pair(const rssm_convolution &a, const conv_row &r, const pair_weights &p, int64_t ch,
-                          unsigned char *low, unsigned char *high, bool *hit, ST st)
+                          unsigned char *low, unsigned char *high, typename pair_of<ST>::bits *raw, bool *hit, ST st)
 {
     typedef typename pair_of<ST>::bits bits;
     float2 x[4]; /* x[i]: the input 3 - i tokens back */
@@ -251,11 +282,8 @@ DEVICE void convolve_pair(const rssm_convolution &a, const conv_row &r, const pa
     }
     int at = r.column;
     for (int j0 = 0; j0 < r.len; j0 += AHEAD) {
-        bits raw[AHEAD] = {};
-#pragma unroll
-        for (int j = 0; j < AHEAD; ++j)
-            if (j0 + j < r.len)
-                raw[j] = *(const bits *)element(a.in.data, (r.start + j0 + j) * a.in.row + ch, ST::DTYPE);
+        bits next[AHEAD] = {};
+        load_tokens(a, r, ch, j0 + AHEAD, next);
 #pragma unroll
         for (int j = 0; j < AHEAD; ++j) {
             if (j0 + j >= r.len)
@@ -273,6 +301,9 @@ DEVICE void convolve_pair(const rssm_convolution &a, const conv_row &r, const pa
             x[1] = x[2];
             x[2] = x[3];
         }
+#pragma unroll
+        for (int j = 0; j < AHEAD; ++j)
+            raw[j] = next[j];
     }
 }
 
@@ -292,31 +323,34 @@ template <class ST> DEVICE void zero_pairs(const rssm_convolution &a, const conv
         *(typename pair_of<ST>::bits *)element(a.out, (r.start + j) * a.out_row + ch, ST::DTYPE) = {};
 }
 
-/* Rows b, b + gridDim.x, ... of a block's channels. Whole rings go through shared memory and back: neighbouring channels share
- * their sectors, so that memory moves all columns anyhow. */
+/* Rows b, b + gridDim.y, ... of a block's channels. Whole rings go through shared memory and back: neighbouring channels
+ * share their sectors, so that memory moves all columns anyhow. */
 template <class ST> DEVICE void conv_pairs(const rssm_convolution &a, unsigned char *rings, ST st)
 {
-    const int64_t first = (int64_t)blockIdx.y * 2 * PAIR_THREADS, ch = first + 2 * threadIdx.x;
+    const int64_t first = (int64_t)blockIdx.x * 2 * PAIR_THREADS, ch = first + 2 * threadIdx.x;
     const int bytes = (int)min((int64_t)2 * PAIR_THREADS, a.channels - first) * a.conv_len * ST::BYTES;
-    unsigned char *const low = rings + 2 * threadIdx.x * a.conv_len * ST::BYTES, *const high =
-                                                                                     low + a.conv_len * ST::BYTES;
+    unsigned char *const low = rings + 2 * threadIdx.x * a.conv_len * ST::BYTES;
+    unsigned char *const high = low + a.conv_len * ST::BYTES;
     const bool here = ch < a.channels;
     bool hit = false;
     pair_weights p = {};
     if (here)
-        p = load_weights(a, ch);
-    for (int64_t b = blockIdx.x; b < a.B; b += gridDim.x) {
+        p = weights_are_whole(a) ? load_whole_weights(a, ch, st) : load_weights(a, ch);
+    for (int64_t b = blockIdx.y; b < a.B; b += gridDim.y) {
         const conv_row r = judge_row(a, b);
         if (!r.live && here)
             zero_pairs<ST>(a, r, ch);
         if (!r.live || r.len == 0)
             continue;
+        typename pair_of<ST>::bits raw[AHEAD] = {};
+        if (here)
+            load_tokens(a, r, ch, 0, raw);
         unsigned char *const ring =
             (unsigned char *)element(a.conv.data, r.slot * a.conv.slot + first * a.conv_len, ST::DTYPE);
         stage(rings, ring, bytes);
         __syncthreads();
         if (here)
-            convolve_pair(a, r, p, ch, low, high, &hit, st);
+            convolve_pair(a, r, p, ch, low, high, raw, &hit, st);
         __syncthreads();
         unstage(ring, rings, bytes);
         __syncthreads();
@@ -428,7 +462,7 @@ DEVICE void finish_eight(const rssm_convolution &a, int64_t b, int64_t ch, const
         atomicOr(a.fault, (uint32_t)RSSM_FAULTBIT_OUTPUT);
 }
 
-/* Rows b, b + gridDim.x, ... of eight channels: the next row is asked for before this one is computed. */
+/* Rows b, b + gridDim.y, ... of eight channels: the next row is asked for before this one is computed. */
 template <class ST> DEVICE void conv4(const rssm_convolution &a, int64_t ch, ST st)
 {
     eight_weights p = {};
@@ -436,10 +470,10 @@ template <class ST> DEVICE void conv4(const rssm_convolution &a, int64_t ch, ST 
     if (a.bias.data)
         copy16<1>(p.bias, (const uint16_t *)a.bias.data + ch);
     eight now, next;
-    int64_t b = blockIdx.x;
+    int64_t b = blockIdx.y;
     load_eight(a, b, ch, &now);
-    for (; b + gridDim.x < a.B; b += gridDim.x) {
-        load_eight(a, b + gridDim.x, ch, &next);
+    for (; b + gridDim.y < a.B; b += gridDim.y) {
+        load_eight(a, b + gridDim.y, ch, &next);
         finish_eight(a, b, ch, p, &now, st);
         now = next;
     }
@@ -450,7 +484,7 @@ template <class ST> DEVICE void conv4(const rssm_convolution &a, int64_t ch, ST 
 extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_THREADS, 6)
     rssm_conv4(const __grid_constant__ rssm_convolution a)
 {
-    const int64_t ch = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * CHANNELS;
+    const int64_t ch = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * CHANNELS;
     if (ch >= a.channels)
         return;
     if (a.in.dtype == BF16)

@@ -6,11 +6,7 @@
 
 /* Blocks per multiprocessor that a copy is cut into, where it has chunks enough: several times what runs at once, so that the
  * last ones end together. */
-#ifndef COPY_BLOCKS
-#define COPY_BLOCKS  16
-#define STATE_BLOCKS 12
-#endif
-enum { MAX_RUN = 16, MAX_GRID_X = INT32_MAX, MAX_GRID_YZ = 65535 };
+enum { COPY_BLOCKS = 16, STATE_BLOCKS = 12, MAX_RUN = 16, MAX_GRID_X = INT32_MAX, MAX_GRID_YZ = 65535 };
 
 _Static_assert(sizeof(rssm_cuda_states) <= 4096, "more than the arguments of a kernel may be");
 

@@ -170,70 +170,85 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) rssm_slots_copy(const _
 
 /* ---- states: quads ---------------------------------------------------------------------------------------------- */
 
-/* Four neighbouring elements as loaded: 16-bit ones in pairs in x and y, or four floats. */
-DEVICE uint4 load_quad(const unsigned char *at, int dtype, bool whole, int valid)
+/* Four neighbouring elements: taken as one where they are aligned to that, in the types of dtype.cuh; else one by one. */
+struct loose {
+    enum { DTYPE = 0 };
+};
+
+/* As loaded, the value not looked at: 16-bit elements in pairs in x and y, or four floats. valid: how many are there. */
+DEVICE uint4 quad_bits(const unsigned char *at, int, int valid, f32_state)
 {
-    if (whole && is_half_width(dtype)) {
-        const uint2 pairs = valid > 0 ? *(const uint2 *)at : make_uint2(0, 0);
-        return make_uint4(pairs.x, pairs.y, 0, 0);
-    }
-    if (whole)
-        return valid > 0 ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
+    return valid > 0 ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
+}
+
+template <class ST> DEVICE uint4 quad_bits(const unsigned char *at, int, int valid, ST)
+{
+    const uint2 pairs = valid > 0 ? *(const uint2 *)at : make_uint2(0, 0);
+    return make_uint4(pairs.x, pairs.y, 0, 0);
+}
+
+DEVICE uint4 quad_bits(const unsigned char *at, int dtype, int valid, loose)
+{
     return make_uint4(__float_as_uint(valid > 0 ? load_any(at, 0, dtype) : 0.0f),
                       __float_as_uint(valid > 1 ? load_any(at, 1, dtype) : 0.0f),
                       __float_as_uint(valid > 2 ? load_any(at, 2, dtype) : 0.0f),
                       __float_as_uint(valid > 3 ? load_any(at, 3, dtype) : 0.0f));
 }
 
-template <class ST> DEVICE float4 widen_pairs(uint32_t low, uint32_t high, ST st)
+DEVICE float4 quad_floats(uint4 raw, f32_state)
 {
-    float x[4];
-    widen2(low, x, st);
-    widen2(high, x + 2, st);
-    return make_float4(x[0], x[1], x[2], x[3]);
-}
-
-DEVICE float4 widen_quad(uint4 raw, int dtype, bool whole)
-{
-    if (whole && dtype == BF16)
-        return widen_pairs(raw.x, raw.y, bf16_state());
-    if (whole && dtype == F16)
-        return widen_pairs(raw.x, raw.y, f16_state());
     return make_float4(__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w));
 }
 
-/* Four elements, rounded to a 16-bit dtype. */
-DEVICE uint2 narrow_quad(float4 q, int dtype, bool *hit)
+DEVICE float4 quad_floats(uint4 raw, loose)
+{
+    return quad_floats(raw, f32_state());
+}
+
+template <class ST> DEVICE float4 quad_floats(uint4 raw, ST st)
+{
+    float x[4];
+    widen2(raw.x, x, st);
+    widen2(raw.y, x + 2, st);
+    return make_float4(x[0], x[1], x[2], x[3]);
+}
+
+DEVICE void store_quad(unsigned char *at, float4 x, int, int valid, bool *, f32_state)
+{
+    if (valid > 0)
+        *(float4 *)at = x;
+}
+
+template <class ST> DEVICE void store_quad(unsigned char *at, float4 q, int, int valid, bool *hit, ST st)
 {
     float x[4] = {q.x, q.y, q.z, q.w};
     const float top = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3]))); /* passes over NaN */
-    if (top > (dtype == F16 ? F16_MAX : BF16_MAX)) {
+    if (top > (ST::DTYPE == F16 ? F16_MAX : BF16_MAX)) {
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-            x[c] = saturate(x[c], dtype, hit);
+            x[c] = saturate(x[c], ST::DTYPE, hit);
     }
-    if (dtype == F16)
-        return make_uint2(narrow2(x, f16_state()), narrow2(x + 2, f16_state()));
-    return make_uint2(narrow2(x, bf16_state()), narrow2(x + 2, bf16_state()));
+    if (valid > 0)
+        *(uint2 *)at = make_uint2(narrow2(x, st), narrow2(x + 2, st));
 }
 
-DEVICE void store_quad(unsigned char *at, float4 x, int dtype, bool whole, int valid, bool *hit)
+DEVICE void store_quad(unsigned char *at, float4 x, int dtype, int valid, bool *hit, loose)
 {
-    if (valid <= 0)
-        return;
-    if (whole && is_half_width(dtype)) {
-        *(uint2 *)at = narrow_quad(x, dtype, hit);
-    } else if (whole) {
-        *(float4 *)at = x;
-    } else {
+    if (valid > 0)
         store_any(at, 0, x.x, dtype, hit);
-        if (valid > 1)
-            store_any(at, 1, x.y, dtype, hit);
-        if (valid > 2)
-            store_any(at, 2, x.z, dtype, hit);
-        if (valid > 3)
-            store_any(at, 3, x.w, dtype, hit);
-    }
+    if (valid > 1)
+        store_any(at, 1, x.y, dtype, hit);
+    if (valid > 2)
+        store_any(at, 2, x.z, dtype, hit);
+    if (valid > 3)
+        store_any(at, 3, x.w, dtype, hit);
+}
+
+/* The type of access for lines of `width` elements from `start` on: the dtype, or 0 for loose. */
+DEVICE int access_of(const void *start, int dtype, int width)
+{
+    const bool whole = width % 4 == 0 && (uintptr_t)start % (is_half_width(dtype) ? 8 : 16) == 0;
+    return whole ? dtype : 0;
 }
 
 /* ---- states: tiles ---------------------------------------------------------------------------------------------- */
@@ -243,54 +258,74 @@ struct tile {
     int h, hv, v0, k0;
 };
 
-/* A tile in memory, as one thread sees it: LINES quads, a line `step` bytes after the other. Each 16-bit or 32-bit line of
- * a [V, K] state is read by a warp, of a [K, V] one by half a warp. */
+/* A slot's states somewhere: [HV, V, K], or transposed [HV, K, V]. */
+struct matrix {
+    unsigned char *data;
+    int dtype;
+    bool transposed;
+    int access;
+};
+
+DEVICE matrix matrix_of(void *data, int64_t at, int dtype, bool transposed, int V, int K)
+{
+    unsigned char *const start = (unsigned char *)element(data, at, dtype);
+    return {start, dtype, transposed, access_of(start, dtype, transposed ? V : K)};
+}
+
+/* A tile in memory, as one thread sees it: LINES quads, a line `step` bytes after the other. A line of a [V, K] state is read
+ * by a warp, one of a [K, V] state by half a warp. */
 struct lines {
     unsigned char *at; /* the first quad */
     int64_t step;
     int dtype;
-    int count;  /* of its lines that are in the state */
-    int valid;  /* elements of a quad that are */
-    bool whole; /* quads can be taken as one */
+    int count; /* of its lines that are in the state */
+    int valid; /* elements of a quad that are */
 };
 
-/* head: element 0 of the head's state. */
-DEVICE lines lines_of(void *data, int64_t head, int dtype, bool transposed, const tile &t, int V, int K)
+DEVICE lines lines_of(const matrix &m, const tile &t, int V, int K)
 {
     const int w = threadIdx.x / 32, lane = threadIdx.x & 31;
-    const int line = transposed ? t.k0 + w * 2 * LINES + lane / 16 : t.v0 + w * LINES;
-    const int column = transposed ? t.v0 + lane % 16 * 4 : t.k0 + lane * 4;
-    const int lines_end = transposed ? K : V, columns = transposed ? V : K, apart = transposed ? 2 : 1;
-    const int size = is_half_width(dtype) ? 2 : 4;
-    unsigned char *const start = (unsigned char *)data + head * size;
-    return {start + ((int64_t)line * columns + column) * size,
-            (int64_t)apart * columns * size,
-            dtype,
-            (lines_end - line + apart - 1) / apart,
-            columns - column,
-            columns % 4 == 0 && (uintptr_t)start % (4 * size) == 0};
+    const int line = m.transposed ? t.k0 + w * 2 * LINES + lane / 16 : t.v0 + w * LINES;
+    const int column = m.transposed ? t.v0 + lane % 16 * 4 : t.k0 + lane * 4;
+    const int lines_end = m.transposed ? K : V, columns = m.transposed ? V : K, apart = m.transposed ? 2 : 1;
+    const int size = is_half_width(m.dtype) ? 2 : 4;
+    const int64_t at = (int64_t)t.hv * V * K + (int64_t)line * columns + column;
+    return {m.data + at * size, (int64_t)apart * columns * size, m.dtype,
+            m.transposed ? (lines_end - line + 1) / 2 : lines_end - line, columns - column};
 }
 
 /* All asked for before one is used. */
-DEVICE void load_lines(const lines &l, uint4 *raw)
+template <class ST> DEVICE void load_lines(const lines &l, uint4 *raw, ST st)
 {
 #pragma unroll
     for (int q = 0; q < LINES; ++q)
-        raw[q] = load_quad(l.at + q * l.step, l.dtype, l.whole, q < l.count ? l.valid : 0);
+        raw[q] = quad_bits(l.at + q * l.step, l.dtype, q < l.count ? l.valid : 0, st);
 }
 
-DEVICE void widen_lines(const lines &l, const uint4 *raw, float4 *x)
+template <class ST> DEVICE void widen_lines(const uint4 *raw, float4 *x, ST st)
 {
 #pragma unroll
     for (int q = 0; q < LINES; ++q)
-        x[q] = widen_quad(raw[q], l.dtype, l.whole);
+        x[q] = quad_floats(raw[q], st);
 }
 
-DEVICE void store_lines(const lines &l, const float4 *x, bool *hit)
+template <class ST> DEVICE void store_typed(const lines &l, const float4 *x, bool *hit, ST st)
 {
 #pragma unroll
     for (int q = 0; q < LINES; ++q)
-        store_quad(l.at + q * l.step, x[q], l.dtype, l.whole, q < l.count ? l.valid : 0, hit);
+        store_quad(l.at + q * l.step, x[q], l.dtype, q < l.count ? l.valid : 0, hit, st);
+}
+
+DEVICE void store_lines(const lines &l, int access, const float4 *x, bool *hit)
+{
+    if (access == F32)
+        store_typed(l, x, hit, f32_state());
+    else if (access == BF16)
+        store_typed(l, x, hit, bf16_state());
+    else if (access == F16)
+        store_typed(l, x, hit, f16_state());
+    else
+        store_typed(l, x, hit, loose());
 }
 
 /* A fold's records, RECORDS at a time; or a tile on its way from one order to the other. */
@@ -355,31 +390,27 @@ struct ring {
     const rssm_pool_layer *pool;
     int64_t slot;
     int family, R, V, K, base, count;
+    int access; /* of k, d and the gates: the ring's dtype, or 0 for loose */
 };
 
-/* `width` elements from channel or row `first` of record j: address and whether quads can be taken whole. */
-struct record_row {
-    const unsigned char *at;
-    int dtype, valid;
-    bool whole;
-};
-
-DEVICE record_row row_of(const ring &r, const rssm_pooled &p, int head, int width, int j, int first)
+DEVICE const unsigned char *ring_start(const ring &r, const rssm_pooled &p)
 {
-    const int size = is_half_width(p.dtype) ? 2 : 4, row = r.base + j >= r.R ? r.base + j - r.R : r.base + j;
-    const unsigned char *const start = (const unsigned char *)p.data + r.slot * p.slot * size;
-    return {start + (((int64_t)head * r.R + row) * width + first) * size, p.dtype, j < r.count ? width - first : 0,
-            width % 4 == 0 && (uintptr_t)start % (4 * size) == 0};
+    return element(p.data, r.slot * p.slot, p.dtype);
 }
 
-DEVICE uint4 load_row_quad(const record_row &r)
+/* Alignment of every tensor, for quads. */
+DEVICE int ring_access(const ring &r)
 {
-    return load_quad(r.at, r.dtype, r.whole, r.valid);
+    const rssm_pooled &k = r.pool->k_cache, &d = r.pool->d_cache, &g = r.pool->g_cache;
+    const bool gates = r.family != KDA || access_of(ring_start(r, g), F32, r.K);
+    return gates && access_of(ring_start(r, d), d.dtype, r.V) ? access_of(ring_start(r, k), k.dtype, r.K) : 0;
 }
 
-DEVICE float4 widen_row_quad(const record_row &r, uint4 raw)
+/* Element `first` of record j's row in a tensor [S, heads, R, width]. */
+DEVICE const unsigned char *row_of(const ring &r, const rssm_pooled &p, int head, int width, int j, int first)
 {
-    return widen_quad(raw, r.dtype, r.whole);
+    const int row = r.base + j >= r.R ? r.base + j - r.R : r.base + j;
+    return element(p.data, r.slot * p.slot + ((int64_t)head * r.R + row) * width + first, p.dtype);
 }
 
 DEVICE float4 scaled(float4 x, float s)
@@ -402,6 +433,14 @@ DEVICE float4 product_of(float4 x, float4 y)
     return make_float4(x.x * y.x, x.y * y.y, x.z * y.z, x.w * y.w);
 }
 
+/* Gates are float32 beside records of any type. */
+template <class ST> struct gate_access {
+    typedef f32_state type;
+};
+template <> struct gate_access<loose> {
+    typedef loose type;
+};
+
 /* What a scalar gate makes of this warp's records 2w and 2w + 1 of a lot: the factors of their d, for the lane's half, and
  * of the state. Lane i has record i's gate; rate: A of Mamba-2, else 1. */
 struct scalar_decay {
@@ -411,8 +450,7 @@ struct scalar_decay {
 DEVICE scalar_decay scalar_gates(const ring &r, const tile &t, int j0, int n, float rate)
 {
     const int lane = threadIdx.x & 31, mine = threadIdx.x / 16;
-    const rssm_pooled &p = r.pool->g_cache;
-    const float gate = lane < n ? *(const float *)row_of(r, p, t.hv, 1, j0 + lane, 0).at : 0.0f;
+    const float gate = lane < n ? *(const float *)row_of(r, r.pool->g_cache, t.hv, 1, j0 + lane, 0) : 0.0f;
     float sum = gate; /* of record `lane` and those after it */
 #pragma unroll
     for (int o = 1; o < RECORDS; o *= 2) {
@@ -424,46 +462,66 @@ DEVICE scalar_decay scalar_gates(const ring &r, const tile &t, int j0, int n, fl
     return {__shfl_sync(ALL, factor, mine), expf(rate * __shfl_sync(ALL, sum, 0))};
 }
 
-/* Records j0 .. of the lot into shared memory; new_keys: w is not there yet. Returns the state's factor where it is a number.
- * Warp w has records 2w and 2w + 1: four channels of both per lane, and four rows of one. */
-DEVICE float fetch_records(const ring &r, const tile &t, int j0, bool new_keys, float rate, tile_shared *sh)
+/* KDA: k0 and k1, this warp's two keys, decay by the gates after them, channel by channel. */
+template <class ST>
+DEVICE void decay_keys(const ring &r, const tile &t, int j, float4 k0, float4 k1, tile_shared *sh, ST)
 {
-    const int w = threadIdx.x / 32, lane = threadIdx.x & 31, n = min(RECORDS, r.count - j0), j = j0 + 2 * w;
-    const record_row d = row_of(r, r.pool->d_cache, t.hv, r.V, j + lane / 16, t.v0 + lane % 16 * 4);
-    const record_row k0 = row_of(r, r.pool->k_cache, t.h, r.K, j, t.k0 + lane * 4);
-    const record_row k1 = row_of(r, r.pool->k_cache, t.h, r.K, j + 1, t.k0 + lane * 4);
-    const uint4 raw = load_row_quad(d);
-    uint4 key0 = make_uint4(0, 0, 0, 0), key1 = key0;
-    if (new_keys) {
-        key0 = load_row_quad(k0);
-        key1 = load_row_quad(k1);
-    }
-    if (r.family != KDA) {
-        const scalar_decay decay = scalar_gates(r, t, j0, n, rate);
-        sh->d[2 * w + lane / 16][lane % 16] = scaled(widen_row_quad(d, raw), decay.own);
-        if (new_keys) {
-            sh->w[2 * w][lane] = widen_row_quad(k0, key0);
-            sh->w[2 * w + 1][lane] = widen_row_quad(k1, key1);
-        }
-        return decay.state;
-    }
-    sh->d[2 * w + lane / 16][lane % 16] = widen_row_quad(d, raw);
-    if (!new_keys)
-        return 1.0f;
-    const record_row g0 = row_of(r, r.pool->g_cache, t.hv, r.K, j, t.k0 + lane * 4);
-    const record_row g1 = row_of(r, r.pool->g_cache, t.hv, r.K, j + 1, t.k0 + lane * 4);
-    const float4 first = widen_row_quad(g0, load_row_quad(g0)), second = widen_row_quad(g1, load_row_quad(g1));
+    const int w = threadIdx.x / 32, lane = threadIdx.x & 31, ch = t.k0 + lane * 4;
+    const rssm_pooled &g = r.pool->g_cache;
+    typedef typename gate_access<ST>::type GT;
+    const uint4 raw0 = quad_bits(row_of(r, g, t.hv, r.K, j, ch), F32, j < r.count ? r.K - ch : 0, GT());
+    const uint4 raw1 = quad_bits(row_of(r, g, t.hv, r.K, j + 1, ch), F32, j + 1 < r.count ? r.K - ch : 0, GT());
+    const float4 first = quad_floats(raw0, GT()), second = quad_floats(raw1, GT());
     sh->g[w][lane] = sum_of(first, second);
     __syncthreads();
     float4 after = make_float4(0, 0, 0, 0);
     for (int i = WARPS - 1; i > w; --i)
         after = sum_of(after, sh->g[i][lane]);
-    sh->w[2 * w + 1][lane] = product_of(widen_row_quad(k1, key1), exp_of(after));
+    sh->w[2 * w + 1][lane] = product_of(k1, exp_of(after));
     after = sum_of(after, second);
-    sh->w[2 * w][lane] = product_of(widen_row_quad(k0, key0), exp_of(after));
+    sh->w[2 * w][lane] = product_of(k0, exp_of(after));
     if (w == 0)
         sh->e[lane] = exp_of(sum_of(after, first));
-    return 1.0f;
+}
+
+/* Records j0 .. of the lot into shared memory; new_keys: w is not there yet. Returns the state's factor where it is a number.
+ * Warp w has records 2w and 2w + 1: four channels of both per lane, and four rows of one. */
+template <class ST>
+DEVICE float fetch_typed(const ring &r, const tile &t, int j0, bool new_keys, float rate, tile_shared *sh, ST st)
+{
+    const int w = threadIdx.x / 32, lane = threadIdx.x & 31, n = min(RECORDS, r.count - j0), j = j0 + 2 * w;
+    const int mine = j + lane / 16, v = t.v0 + lane % 16 * 4, ch = t.k0 + lane * 4;
+    const rssm_pooled &k = r.pool->k_cache, &d = r.pool->d_cache;
+    const uint4 raw = quad_bits(row_of(r, d, t.hv, r.V, mine, v), d.dtype, mine < r.count ? r.V - v : 0, st);
+    uint4 key0 = make_uint4(0, 0, 0, 0), key1 = key0;
+    if (new_keys) {
+        key0 = quad_bits(row_of(r, k, t.h, r.K, j, ch), k.dtype, j < r.count ? r.K - ch : 0, st);
+        key1 = quad_bits(row_of(r, k, t.h, r.K, j + 1, ch), k.dtype, j + 1 < r.count ? r.K - ch : 0, st);
+    }
+    if (r.family == KDA) {
+        if (new_keys)
+            decay_keys(r, t, j, quad_floats(key0, st), quad_floats(key1, st), sh, st);
+        sh->d[2 * w + lane / 16][lane % 16] = quad_floats(raw, st);
+        return 1.0f;
+    }
+    const scalar_decay decay = scalar_gates(r, t, j0, n, rate);
+    sh->d[2 * w + lane / 16][lane % 16] = scaled(quad_floats(raw, st), decay.own);
+    if (new_keys) {
+        sh->w[2 * w][lane] = quad_floats(key0, st);
+        sh->w[2 * w + 1][lane] = quad_floats(key1, st);
+    }
+    return decay.state;
+}
+
+DEVICE float fetch_records(const ring &r, const tile &t, int j0, bool new_keys, float rate, tile_shared *sh)
+{
+    if (r.access == F32)
+        return fetch_typed(r, t, j0, new_keys, rate, sh, f32_state());
+    if (r.access == BF16)
+        return fetch_typed(r, t, j0, new_keys, rate, sh, bf16_state());
+    if (r.access == F16)
+        return fetch_typed(r, t, j0, new_keys, rate, sh, f16_state());
+    return fetch_typed(r, t, j0, new_keys, rate, sh, loose());
 }
 
 DEVICE float4 fma_of(float s, float4 x, float4 y)
@@ -525,16 +583,30 @@ DEVICE tile tile_of(const rssm_cuda_states &a, int number)
     return {hv / (a.HV / a.H), hv, number % down * ROWS, number / down % across * CHANNELS};
 }
 
-DEVICE lines pool_lines(const rssm_cuda_states &a, const rssm_pooled &state, int64_t slot, const tile &t)
+DEVICE void next_tile(const rssm_cuda_states &a, tile *t)
 {
-    return lines_of(state.data, slot * state.slot + (int64_t)t.hv * a.V * a.K, state.dtype, false, t, a.V, a.K);
+    t->v0 += ROWS;
+    if (t->v0 < a.V)
+        return;
+    t->v0 = 0;
+    t->k0 += CHANNELS;
+    if (t->k0 < a.K)
+        return;
+    t->k0 = 0;
+    t->hv++;
+    t->h = t->hv / (a.HV / a.H);
 }
 
-DEVICE lines host_lines(const rssm_cuda_states &a, int64_t i, const tile &t)
+DEVICE matrix pool_matrix(const rssm_cuda_states &a, int64_t slot)
+{
+    const rssm_pooled state = a.pool[blockIdx.z].state;
+    return matrix_of(state.data, slot * state.slot, state.dtype, false, a.V, a.K);
+}
+
+DEVICE matrix host_matrix(const rssm_cuda_states &a, int64_t i)
 {
     const rssm_state_layer &host = a.layer[blockIdx.z];
-    return lines_of(host.state, i * host.state_row + (int64_t)t.hv * a.V * a.K, host.state_dtype, a.transposed != 0, t,
-                    a.V, a.K);
+    return matrix_of(host.state, i * host.state_row, host.state_dtype, a.transposed != 0, a.V, a.K);
 }
 
 DEVICE void state_fault(const rssm_cuda_slots &p, bool hit, uint32_t bit)
@@ -544,58 +616,88 @@ DEVICE void state_fault(const rssm_cuda_slots &p, bool hit, uint32_t bit)
 }
 
 /* The block's tiles of the pool, with the pending records, to where entry i shall have them: the host's tensor, or in place. */
-template <bool IN_PLACE> DEVICE void take_tiles(const rssm_cuda_states &a, int64_t i, int64_t slot, tile_shared *sh)
+template <bool IN_PLACE, class ST>
+DEVICE void take_tiles(const rssm_cuda_states &a, const matrix &from, int64_t i, int64_t slot, tile_shared *sh, ST st)
 {
-    const rssm_pool_layer *const pool = &a.pool[blockIdx.z];
     const slot_cursor c = load_cursor(a.in, slot);
-    const rssm_pooled state = pool->state;
-    const int first = blockIdx.x * a.run;
+    const matrix to = IN_PLACE ? from : host_matrix(a, i);
+    ring r = {&a.pool[blockIdx.z], slot, a.family, a.in.R, a.V, a.K, c.base, c.count, 0};
+    const int first = blockIdx.x * a.run, end = min(first + a.run, a.state_tiles);
+    tile t = tile_of(a, first);
     bool hit = false;
     int keys = -1;
-    for (int number = first; number < min(first + a.run, a.state_tiles); ++number) {
-        const tile t = tile_of(a, number);
-        const lines from = pool_lines(a, state, slot, t);
+    for (int number = first; number < end; ++number) {
         uint4 raw[LINES];
         float4 x[LINES];
-        load_lines(from, raw);
-        if (!cursor_is_good(a.in, c)) {
+        load_lines(lines_of(from, t, a.V, a.K), raw, st);
+        if (number == first && !cursor_is_good(a.in, c)) {
             slot_fault(a.in, RSSM_FAULTBIT_CURSOR);
             return;
         }
         if (IN_PLACE && c.count == 0)
             return;
+        if (number == first && c.count > 0)
+            r.access = ring_access(r);
         const float rate = c.count > 0 ? decay_rate(a, a.layer[blockIdx.z], t.hv) : 1.0f;
-        widen_lines(from, raw, x);
-        fold_tile({pool, slot, a.family, a.in.R, a.V, a.K, c.base, c.count}, t, rate, &keys, sh, x);
+        widen_lines(raw, x, st);
+        fold_tile(r, t, rate, &keys, sh, x);
         if (!IN_PLACE && a.transposed) {
             turn_to_columns(sh, x);
             keys = -1;
         }
-        store_lines(IN_PLACE ? from : host_lines(a, i, t), x, &hit);
+        store_lines(lines_of(to, t, a.V, a.K), to.access, x, &hit);
+        next_tile(a, &t);
     }
     state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
 }
 
-/* Entry i's tiles into the pool. */
-DEVICE void give_tiles(const rssm_cuda_states &a, int64_t i, int64_t slot, tile_shared *sh)
+template <bool IN_PLACE> DEVICE void take_states(const rssm_cuda_states &a, int64_t i, int64_t slot, tile_shared *sh)
 {
-    const rssm_pooled state = a.pool[blockIdx.z].state;
-    const int first = blockIdx.x * a.run;
+    const matrix from = pool_matrix(a, slot);
+    if (from.access == F32)
+        take_tiles<IN_PLACE>(a, from, i, slot, sh, f32_state());
+    else if (from.access == BF16)
+        take_tiles<IN_PLACE>(a, from, i, slot, sh, bf16_state());
+    else if (from.access == F16)
+        take_tiles<IN_PLACE>(a, from, i, slot, sh, f16_state());
+    else
+        take_tiles<IN_PLACE>(a, from, i, slot, sh, loose());
+}
+
+/* Entry i's tiles into the pool. */
+template <class ST>
+DEVICE void give_tiles(const rssm_cuda_states &a, const matrix &from, int64_t slot, tile_shared *sh, ST st)
+{
+    const matrix to = pool_matrix(a, slot);
+    const int first = blockIdx.x * a.run, end = min(first + a.run, a.state_tiles);
+    tile t = tile_of(a, first);
     bool hit = false;
-    for (int number = first; number < min(first + a.run, a.state_tiles); ++number) {
-        const tile t = tile_of(a, number);
-        const lines from = host_lines(a, i, t);
+    for (int number = first; number < end; ++number) {
         uint4 raw[LINES];
         float4 x[LINES];
-        load_lines(from, raw);
-        widen_lines(from, raw, x);
+        load_lines(lines_of(from, t, a.V, a.K), raw, st);
+        widen_lines(raw, x, st);
         if (a.transposed) {
             __syncthreads(); /* the tile before has been read */
             turn_to_rows(sh, x);
         }
-        store_lines(pool_lines(a, state, slot, t), x, &hit);
+        store_lines(lines_of(to, t, a.V, a.K), to.access, x, &hit);
+        next_tile(a, &t);
     }
     state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
+}
+
+DEVICE void give_states(const rssm_cuda_states &a, int64_t i, int64_t slot, tile_shared *sh)
+{
+    const matrix from = host_matrix(a, i);
+    if (from.access == F32)
+        give_tiles(a, from, slot, sh, f32_state());
+    else if (from.access == BF16)
+        give_tiles(a, from, slot, sh, bf16_state());
+    else if (from.access == F16)
+        give_tiles(a, from, slot, sh, f16_state());
+    else
+        give_tiles(a, from, slot, sh, loose());
 }
 
 /* Elements of a block's part of a history. */
@@ -674,7 +776,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_export(const
         if (slot < 0)
             continue;
         if ((int)blockIdx.x < a.state_blocks)
-            take_tiles<false>(a, i, slot, &sh);
+            take_states<false>(a, i, slot, &sh);
         else
             take_history(a, i, slot);
         __syncthreads(); /* sh has been read */
@@ -689,7 +791,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_import(const
         if (slot < 0)
             continue;
         if ((int)blockIdx.x < a.state_blocks)
-            give_tiles(a, i, slot, &sh);
+            give_states(a, i, slot, &sh);
         else
             give_history(a, i, slot);
         if (a.first && blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0)
@@ -705,7 +807,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_flush(const 
     for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
         const int64_t slot = judge_entry(a, i, true);
         if (slot >= 0)
-            take_tiles<true>(a, i, slot, &sh);
+            take_states<true>(a, i, slot, &sh);
         __syncthreads();
     }
 }

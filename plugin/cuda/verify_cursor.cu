@@ -14,7 +14,7 @@ DEVICE cursor load_cursor(const int32_t *p)
 DEVICE bool cursor_is_sane(const rssm_verify_begin &a, const cursor &c)
 {
     return c.base >= 0 && c.base < a.R && c.count >= 0 && c.count <= a.L && c.conv >= 0 &&
-           (a.conv_len > 0 ? c.conv < a.conv_len : true) && c.shortened >= 0 && c.shortened < a.L;
+           c.conv < (a.conv_len > 0 ? a.conv_len : 1) && c.shortened >= 0 && c.shortened < a.L;
 }
 
 /* row[0 .. 7] = {slot, base, count, flush, conv, start, len, 0}; slot -1 for a padding row, whose tokens stay its own

@@ -53,8 +53,9 @@ template <int FAMILY_, class STATE_, int V_, int VT_, int TB_> struct verify_sha
         K_TERMS = RSSM_CUDA_K_TERMS(FAMILY_, STATE::DTYPE), /* of the keys in a fold */
         D_TERMS = FAMILY_ == KDA ? 1
                   : SPLIT        ? 3
-                                 : 2, /* of the d in a fold */
-        STAGE = NVEC + 4,      /* floats of a state row's sums, padded */
+                                 : 2,         /* of the d in a fold */
+        STAGE = NVEC + 4,              /* floats of a state row's sums, padded */
+        CHAINS = MT * NT <= 2 ? 2 : 1, /* of products that wait for each other, per tile */
         HEAD_FLOATS = RSSM_VERIFY_HEAD_FLOATS(FAMILY_, TB_),
         /* Shared memory, bytes. */
         VEC_AT = VT_ * VK * BYTES,                    /* [X_TERMS][NVEC][VKB] bf16 */
@@ -140,6 +141,44 @@ DEVICE int ring_at(const rssm_step &s, const verify_view &p, int j)
     return at >= s.R ? at - s.R : at;
 }
 
+/* What a block can know of its addresses before its row has come: it asks for no bytes while it computes them, so what
+ * stands between the row and the first request is kept short. Strides are in elements. */
+template <class S> struct verify_bases {
+    const unsigned char *state; /* of slot 0, the warp's rows */
+    const uint16_t *d, *k;      /* of slot 0, ring row 0: the lane's state rows; the key head */
+    const float *g;             /* likewise; KDA: the thread's channel */
+    const uint16_t *q_in, *k_in, *a_in, *b_in, *v_in, *z_in, *x_in; /* of token 0 */
+    uint32_t rate, bias, skip;                                      /* A_log, dt_bias, D, asked for */
+};
+
+template <class S> DEVICE const uint16_t *input_of(const rssm_input &x, int at)
+{
+    return (const uint16_t *)x.data + at;
+}
+
+template <class S> DEVICE verify_bases<S> bases_of(const rssm_step &s, const verify_view &p)
+{
+    verify_bases<S> b;
+    const int head = S::FAMILY == KDA ? 0 : p.lane >> 4, hv = p.hv + (head < S::HEADS ? head : 0);
+    b.state = (const unsigned char *)s.state.data + (int64_t)p.row0 * VK * S::BYTES;
+    b.d = (const uint16_t *)s.d_cache.data + (int64_t)p.hv * s.R * S::V + p.rv0 + S::DV * p.c;
+    b.k = (const uint16_t *)s.k_cache.data + (int64_t)p.h * s.R * VK + (S::FAMILY == KDA ? p.t : p.t % 16 * 8);
+    b.g =
+        (const float *)s.g_cache.data + (int64_t)hv * s.R * (S::FAMILY == KDA ? VK : 1) + (S::FAMILY == KDA ? p.t : 0);
+    b.q_in = input_of<S>(s.q, p.h * VK + 4 * p.lane);
+    b.k_in = input_of<S>(s.k, p.h * VK + 4 * p.lane);
+    b.a_in = input_of<S>(s.a, S::FAMILY == KDA ? p.hv * VK + p.t : hv);
+    b.b_in = input_of<S>(s.b, p.hv);
+    b.v_in = input_of<S>(s.v, p.row0 + p.lane % S::WR);
+    b.z_in = input_of<S>(s.z, p.row0 + p.lane % S::WR);
+    b.x_in = input_of<S>(s.v, p.row0 + S::DV * p.c);
+    const int bias = S::FAMILY == KDA ? hv * VK + p.t : hv;
+    b.bias = s.dt_bias.data ? load_raw(s.dt_bias.data, bias, s.dt_bias.dtype) : 0;
+    b.rate = s.A_log.data ? load_raw(s.A_log.data, hv, s.A_log.dtype) : 0;
+    b.skip = S::FAMILY == MAMBA2 && s.D.data ? load_raw(s.D.data, p.hv, s.D.dtype) : 0;
+    return b;
+}
+
 /* What a lane asks for before the state. */
 template <class S> struct verify_loads {
     enum {
@@ -154,86 +193,167 @@ template <class S> struct verify_loads {
     uint32_t key[S::FAMILY == KDA ? 16 : 2][S::FAMILY == KDA ? 1 : 4];
     uint32_t gate[RECORDS];
     uint32_t q[TOKENS][2], k[TOKENS][2]; /* channels 4 lane .. of tokens w, w + 4, .. */
-    uint32_t a[GATES], b, bias;
+    uint32_t a[GATES], b;
     uint32_t v[MINE], z[MINE]; /* of the lane's state row */
     uint32_t x[NX][S::DW];     /* Mamba-2: v as records */
 };
 
-/* Records: keys, d, gates. */
-template <class S> DEVICE void load_records(const rssm_step &s, const verify_view &p, verify_loads<S> &l)
+/* Keeps a pointer as it stands: or the compiler forms it anew, 64 bits wide, for every element. */
+template <class T> DEVICE void pin(T *&p)
 {
-    const unsigned char *const d = (const unsigned char *)s.d_cache.data +
-                                   2 * (p.slot * s.d_cache.slot + (int64_t)p.hv * s.R * S::V + p.rv0 + S::DV * p.c);
-    const unsigned char *const k =
-        (const unsigned char *)s.k_cache.data + 2 * (p.slot * s.k_cache.slot + (int64_t)p.h * s.R * VK);
-    const int64_t g_width = S::FAMILY == KDA ? VK : 1;
-    const unsigned char *const g =
-        (const unsigned char *)s.g_cache.data + 4 * (p.slot * s.g_cache.slot + (int64_t)p.hv * s.R * g_width);
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+l"(p));
+#endif
+}
+
+template <int BYTES, class T> DEVICE void ask(bool go, uint32_t *raw, const T *p)
+{
+    load_if<BYTES>(go, raw, (const unsigned char *)p);
+}
+
+/* Records: keys, d, gates. KDA's come in fours; what lies beyond count is not set. */
+template <class S>
+DEVICE void load_records(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, verify_loads<S> &l)
+{
+    const uint16_t *d = b.d + p.slot * s.d_cache.slot, *k = b.k + p.slot * s.k_cache.slot;
+    const float *g = b.g + p.slot * s.g_cache.slot;
+    pin(d);
+    pin(k);
+    pin(g);
     if (S::FAMILY == KDA) {
+        int at = p.base * VK;
 #pragma unroll
         for (int j = 0; j < 16; ++j) {
-            const int at = ring_at(s, p, j);
-            load_if<2>(j < p.count, l.key[j], k + (at * VK + p.t) * 2);
-            load_if<4>(j < p.count, l.gate + j, g + (at * VK + p.t) * 4);
+            if (j % 4 == 0 && j >= p.count)
+                break;
+            ask<2>(j < p.count, l.key[j], k + at);
+            ask<4>(j < p.count, l.gate + j, g + at);
+            at = at + VK == s.R * VK ? 0 : at + VK;
         }
     } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int j = i * 8 + p.t / 16;
-            load_if<16>(j < p.count, l.key[i], k + (ring_at(s, p, j) * VK + p.t % 16 * 8) * 2);
+            ask<16>(j < p.count, l.key[i], k + ring_at(s, p, j) * VK);
         }
         /* Warp 1: lane j has record j's gate; with two heads, lanes 16 .. 31 the second head's. */
-        const int j = p.lane & 15, head = p.lane >> 4;
-        load_if<4>(p.w == 1 && head < S::HEADS && j < p.count, l.gate, g + (head * s.R + ring_at(s, p, j)) * 4);
+        const int j = p.lane & 15;
+        ask<4>(p.w == 1 && (p.lane >> 4) < S::HEADS && j < p.count, l.gate, g + ring_at(s, p, j));
     }
+    int at = ring_at(s, p, 4 * p.r) * S::V;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        load_if<2 * S::DV>(4 * p.r + i < p.count, l.d[i], d + ring_at(s, p, 4 * p.r + i) * S::V * 2);
-}
-
-template <class S> DEVICE const unsigned char *input_at(const rssm_input &x, int64_t token, int at)
-{
-    return (const unsigned char *)x.data + 2 * (token * x.row + at);
+    for (int i = 0; i < 4; ++i) {
+        ask<2 * S::DV>(4 * p.r + i < p.count, l.d[i], d + at);
+        at = at + S::V == s.R * S::V ? 0 : at + S::V;
+    }
 }
 
 /* The tokens of the window. */
-template <class S> DEVICE void load_tokens(const rssm_step &s, const verify_view &p, verify_loads<S> &l)
+template <class S>
+DEVICE void load_tokens(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, verify_loads<S> &l)
 {
+    typedef verify_loads<S> N;
+    const uint16_t *q = b.q_in + (p.token + p.w) * s.q.row, *k = b.k_in + (p.token + p.w) * s.k.row;
 #pragma unroll
-    for (int i = 0; i < verify_loads<S>::TOKENS; ++i) {
-        const int t = p.w + VNW * i;
-        load_if<8>(t < p.T, l.q[i], input_at<S>(s.q, p.token + t, p.h * VK + 4 * p.lane));
-        load_if<8>(t < p.T, l.k[i], input_at<S>(s.k, p.token + t, p.h * VK + 4 * p.lane));
+    for (int i = 0; i < N::TOKENS; ++i) {
+        const bool go = p.w + VNW * i < p.T;
+        ask<8>(go, l.q[i], q);
+        ask<8>(go, l.k[i], k);
+        q += VNW * s.q.row;
+        k += VNW * s.k.row;
     }
     if (S::FAMILY == KDA) {
+        const uint16_t *a = b.a_in + p.token * s.a.row;
 #pragma unroll
-        for (int t = 0; t < S::TB; ++t)
-            load_if<2>(t < p.T, l.a + t, input_at<S>(s.a, p.token + t, p.hv * VK + p.t));
-        l.bias = s.dt_bias.data ? load_raw(s.dt_bias.data, p.hv * VK + p.t, s.dt_bias.dtype) : 0;
-        load_if<2>(p.w == 0 && p.lane < p.T, &l.b, input_at<S>(s.b, p.token + p.lane, p.hv));
+        for (int t = 0; t < S::TB; ++t) {
+            ask<2>(t < p.T, l.a + t, a);
+            a += s.a.row;
+        }
+        ask<2>(p.w == 0 && p.lane < p.T, &l.b, b.b_in + (p.token + p.lane) * s.b.row);
     } else { /* warp 0: lane t has token t; with two heads, lanes 16 .. 31 the second head's */
-        const int t = p.lane & 15, head = p.lane >> 4;
-        const bool go = p.w == 0 && t < p.T && head < S::HEADS;
-        load_if<2>(go, l.a, input_at<S>(s.a, p.token + t, p.hv + head));
-        l.bias = go && s.dt_bias.data ? load_raw(s.dt_bias.data, p.hv + head, s.dt_bias.dtype) : 0;
+        const int t = p.lane & 15;
+        const bool go = p.w == 0 && t < p.T && (p.lane >> 4) < S::HEADS;
+        ask<2>(go, l.a, b.a_in + (p.token + t) * s.a.row);
         if (S::FAMILY == GDN)
-            load_if<2>(go, &l.b, input_at<S>(s.b, p.token + t, p.hv));
+            ask<2>(go, &l.b, b.b_in + (p.token + t) * s.b.row);
     }
-    const int row = p.row0 + p.lane % S::WR, first = S::FAMILY == MAMBA2 ? p.lane / S::WR : 0;
+    const int first = S::FAMILY == MAMBA2 ? p.lane / S::WR : 0;
+    const uint16_t *v = b.v_in + (p.token + first) * s.v.row, *z = b.z_in + (p.token + first) * s.z.row;
 #pragma unroll
-    for (int i = 0; i < verify_loads<S>::MINE; ++i) {
-        const int t = first + i * verify_loads<S>::SHARE;
-        load_if<2>(t < p.T && p.lane < S::WR * verify_loads<S>::SHARE, l.v + i, input_at<S>(s.v, p.token + t, row));
-        if (S::FAMILY == MAMBA2)
-            load_if<2>(t < p.T && s.z.data, l.z + i, input_at<S>(s.z, p.token + t, row));
-    }
-    if (S::FAMILY == MAMBA2) {
-#pragma unroll
-        for (int i = 0; i < verify_loads<S>::NX; ++i) {
-            const int t = verify_loads<S>::NX * p.r + i;
-            load_if<2 * S::DV>(t < p.T, l.x[i], input_at<S>(s.v, p.token + t, p.row0 + S::DV * p.c));
+    for (int i = 0; i < N::MINE; ++i) {
+        const bool go = first + i * N::SHARE < p.T && p.lane < S::WR * N::SHARE;
+        ask<2>(go, l.v + i, v);
+        v += N::SHARE * s.v.row;
+        if (S::FAMILY == MAMBA2) {
+            ask<2>(go && s.z.data, l.z + i, z);
+            z += N::SHARE * s.z.row;
         }
     }
+    if (S::FAMILY == MAMBA2) {
+        const uint16_t *x = b.x_in + (p.token + N::NX * p.r) * s.v.row;
+#pragma unroll
+        for (int i = 0; i < N::NX; ++i) {
+            ask<2 * S::DV>(N::NX * p.r + i < p.T, l.x[i], x);
+            x += s.v.row;
+        }
+    }
+}
+
+/* ---- numbers ---------------------------------------------------------------------------------------------------- */
+
+/* exp(x) for x <= 0: 2.4e-7, and 6e-8 |x| from the product, where the result is as small. */
+DEVICE float decay_of(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    return y;
+#else
+    return exp2f(x * 1.4426950408889634f);
+#endif
+}
+
+/* max(x, 0) + log1p(exp(-|x|)), which is log1p(exp(x)), and x itself above 20; 1.2e-7. */
+DEVICE float quick_softplus(float x)
+{
+    const float u = expf(-fabsf(x));
+    float y = -0.0031760570127516985f;
+    y = y * u + 0.019542526453733444f;
+    y = y * u - 0.056373611092567444f;
+    y = y * u + 0.10543623566627502f;
+    y = y * u - 0.1526966691017151f;
+    y = y * u + 0.1966327428817749f;
+    y = y * u - 0.24951615929603577f;
+    y = y * u + 0.33329710364341736f;
+    y = y * u - 0.49999892711639404f;
+    y = y * u + 1.0f;
+    return fmaxf(x, 0.0f) + y * u;
+}
+
+/* log_gate() of step_math.cuh. */
+DEVICE float quick_gate(const rssm_step &s, float x, float rate)
+{
+    if (s.flags & RSSM_STEP_HAS_BOUND)
+        return s.lower_bound * sigmoid(rate * x);
+    return -rate * quick_softplus(x);
+}
+
+/* The bits of x in bfloat16. The conversion of a pair: that of one number is many times slower. */
+DEVICE uint32_t bf16_of(float x)
+{
+    const float pair[2] = {x, 0.0f};
+    return narrow2(pair, bf16_state());
+}
+
+/* The same; saturates. */
+DEVICE uint32_t bf16_bits(float x, bool *hit)
+{
+    uint32_t bits = bf16_of(x);
+    if ((bits & 0x7fff) == 0x7f80) {
+        *hit = true;
+        bits -= 1;
+    }
+    return bits;
 }
 
 /* ---- the window's scalars --------------------------------------------------------------------------------------- */
@@ -262,23 +382,32 @@ DEVICE float sum_upto(float x, int lane)
     return sum;
 }
 
-template <class S> DEVICE float decay_rate_of(const rssm_step &s, int hv)
+template <class S> DEVICE float decay_rate_of(const rssm_step &s, const verify_bases<S> &b)
 {
-    const float a = s.A_log.data ? load_any(s.A_log.data, hv, s.A_log.dtype) : 0.0f;
+    const float a = widen(b.rate, s.A_log.dtype);
     return S::FAMILY != MAMBA2 ? 1.0f : s.flags & RSSM_STEP_A_IS_DECAY ? a : -expf(a);
 }
 
-/* Warp 0, families with one gate per head: the window's gates, their prefix products and the decays between tokens. */
-template <class S> DEVICE void window_scalars(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+template <class S> DEVICE float gate_rate_of(const rssm_step &s, const verify_bases<S> &b)
 {
-    const int t = p.lane & 15, head = p.lane >> 4, hv = p.hv + (head < S::HEADS ? head : 0);
-    float *const mine = head_of<S>(p, head < S::HEADS ? head : 0);
+    return s.A_log.data ? expf(widen(b.rate, s.A_log.dtype)) : 1.0f;
+}
+
+/* Warp 0, families with one gate per head: the window's gates, their prefix products and the decays between tokens. */
+template <class S>
+DEVICE void window_scalars(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l)
+{
+    const int t = p.lane & 15, head = p.lane >> 4;
     const bool here = head < S::HEADS && t < S::TB;
-    const float rate = s.A_log.data ? expf(load_any(s.A_log.data, hv, s.A_log.dtype)) : 1.0f;
-    const float x = widen(l.a[0], BF16) + widen(l.bias, s.dt_bias.dtype);
-    const float gate = t >= p.T ? 0.0f : S::FAMILY == GDN ? log_gate(s, x, rate) : time_step(s, x);
-    const float decay_rate = decay_rate_of<S>(s, hv);
-    const float prefix = expf(decay_rate * sum_upto(gate, p.lane));
+    float *const mine = head_of<S>(p, here ? head : 0);
+    const float x = widen(l.a[0], BF16) + widen(b.bias, s.dt_bias.dtype);
+    const bool plain = S::FAMILY == MAMBA2 && !(s.flags & RSSM_STEP_DT_SOFTPLUS);
+    float gate = S::FAMILY == GDN ? quick_gate(s, x, gate_rate_of<S>(s, b)) : plain ? x : quick_softplus(x);
+    if (S::FAMILY == MAMBA2)
+        gate = gate != gate ? gate : fminf(fmaxf(gate, s.dt_min), s.dt_max);
+    gate = t < p.T ? gate : 0.0f;
+    const float decay_rate = decay_rate_of<S>(s, b);
+    const float prefix = decay_of(decay_rate * sum_upto(gate, p.lane));
     if (here) {
         mine[S::PREFIX + t] = prefix;
         mine[S::BETA + t] = S::FAMILY == GDN ? sigmoid(widen(l.b, BF16)) * s.beta_scale : 0.0f;
@@ -289,37 +418,72 @@ template <class S> DEVICE void window_scalars(const rssm_step &s, const verify_v
     for (int o = 1; o < S::TB; ++o) {
         const float own = __shfl_sync(ALL, gate, p.lane - o);
         if (here && t >= o)
-            mine[S::DECAY + t * S::TB + t - o] = expf(decay_rate * between) * (S::FAMILY == MAMBA2 ? own : 1.0f);
+            mine[S::DECAY + t * S::TB + t - o] = decay_of(decay_rate * between) * (S::FAMILY == MAMBA2 ? own : 1.0f);
         between += own;
     }
-    if (p.first && here && t < p.T) {
-        const int64_t at = p.slot * s.g_cache.slot + (int64_t)hv * s.R;
-        ((float *)s.g_cache.data)[at + ring_at(s, p, p.count + t)] = gate;
-    }
+    if (p.first && here && t < p.T)
+        ((float *)b.g)[p.slot * s.g_cache.slot + ring_at(s, p, p.count + t)] = gate;
 }
 
 /* Warp 1, the same families: how far each record and the checkpoint decay up to the window. */
-template <class S> DEVICE void record_scalars(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+template <class S>
+DEVICE void record_scalars(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l)
 {
     const int j = p.lane & 15, head = p.lane >> 4;
     const float gate = __uint_as_float(l.gate[0]); /* 0 beyond count */
     const float after = sum_after(gate, p.lane);
-    const float decay_rate = decay_rate_of<S>(s, p.hv + (head < S::HEADS ? head : 0));
-    const float each = expf(decay_rate * after) * (S::FAMILY == MAMBA2 ? gate : 1.0f);
+    const float decay_rate = decay_rate_of<S>(s, b);
+    const float each = decay_of(decay_rate * after) * (S::FAMILY == MAMBA2 ? gate : 1.0f);
     if (head < S::HEADS) {
         float *const mine = head_of<S>(p, head);
         mine[S::EACH + j] = j < p.count ? each : 0.0f;
         if (j == 0)
-            mine[S::TOTAL] = expf(decay_rate * (after + gate));
+            mine[S::TOTAL] = decay_of(decay_rate * (after + gate));
     }
 }
 
 /* ---- vectors and keys ------------------------------------------------------------------------------------------- */
 
+/* The norms of a warp's tokens, from a lane's four channels of each: of token i lane 0 holds in k_scale[i], like all lanes,
+ * what multiplies k; q's factor, k's and q.k as given go to shared memory. */
+template <class S>
+DEVICE void norm_tokens(const rssm_step &s, const verify_view &p, const verify_loads<S> &l, float *k_scale)
+{
+    constexpr int N = 4 * verify_loads<S>::TOKENS, LANES = 32 / N; /* lanes LANES n .. end up with sum n */
+    const bool norm = s.flags & RSSM_STEP_QK_NORM;
+    float sums[N];
+#pragma unroll
+    for (int i = 0; i < verify_loads<S>::TOKENS; ++i) {
+        float q[4], k[4], *const sum = sums + 4 * i;
+        widen_halves<4>(l.q[i], q, bf16_state());
+        widen_halves<4>(l.k[i], k, bf16_state());
+        sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            sum[0] += q[n] * q[n];
+            sum[1] += k[n] * k[n];
+            sum[2] += q[n] * k[n];
+        }
+    }
+    sum_over_lanes<N, 16, 1>(sums, p.lane);
+    const int n = p.lane / LANES, which = n & 3, t = p.w + VNW * (n >> 2);
+    float factor = norm && which < 2 ? inverse_root(sums[0] + s.norm_eps) : which < 2 ? 1.0f : sums[0];
+    factor *= which == 0 ? s.scale : 1.0f;
+    if (p.lane % LANES == 0)
+        ((float *)(token_of<S>(p) + t))[which] = factor;
+#pragma unroll
+    for (int i = 0; i < verify_loads<S>::TOKENS; ++i)
+        k_scale[i] = __shfl_sync(ALL, factor, (4 * i + 1) * LANES);
+}
+
 /* A warp's tokens: q and k as given to shared memory, their norms, and where keys need no gates the drafts' keys, rounded. */
 template <class S> DEVICE void store_tokens(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
 {
-    const bool norm = S::FAMILY != MAMBA2 && (s.flags & RSSM_STEP_QK_NORM);
+    uint16_t *ring = (uint16_t *)s.k_cache.data + p.slot * s.k_cache.slot + (int64_t)p.h * s.R * VK + 4 * p.lane;
+    pin(ring);
+    float k_scale[verify_loads<S>::TOKENS];
+    if (S::FAMILY != MAMBA2)
+        norm_tokens<S>(s, p, l, k_scale);
 #pragma unroll
     for (int i = 0; i < verify_loads<S>::TOKENS; ++i) {
         const int t = p.w + VNW * i;
@@ -327,38 +491,22 @@ template <class S> DEVICE void store_tokens(const rssm_step &s, const verify_vie
             break;
         uint16_t *const q_row = vec_of<S>(p) + t * VKB + 4 * p.lane;
         *(uint2 *)q_row = make_uint2(l.q[i][0], l.q[i][1]);
-        float k_scale = 1.0f, q[4], k[4];
-        widen_halves<4>(l.k[i], k, bf16_state());
+        uint2 key = make_uint2(l.k[i][0], l.k[i][1]);
         if (S::FAMILY != MAMBA2) {
-            *(uint2 *)(q_row + S::TB * VKB) = make_uint2(l.k[i][0], l.k[i][1]);
-            widen_halves<4>(l.q[i], q, bf16_state());
-            float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            *(uint2 *)(q_row + S::TB * VKB) = key;
+            float k[4];
+            widen_halves<4>(l.k[i], k, bf16_state());
 #pragma unroll
-            for (int n = 0; n < 4; ++n) {
-                sums[0] += q[n] * q[n];
-                sums[1] += k[n] * k[n];
-                sums[2] += q[n] * k[n];
-            }
-            sum_over_lanes<4, 16, 1>(sums, p.lane); /* lanes 8i .. 8i + 7 have sum i */
-            const float qq = __shfl_sync(ALL, sums[0], 0), kk = __shfl_sync(ALL, sums[0], 8);
-            const float qk = __shfl_sync(ALL, sums[0], 16);
-            const float q_scale = norm ? s.scale * inverse_root(qq + s.norm_eps) : s.scale;
-            k_scale = norm ? inverse_root(kk + s.norm_eps) : 1.0f;
-            if (p.lane == 0)
-                token_of<S>(p)[t] = make_float4(q_scale, k_scale, qk, 0.0f);
+            for (int n = 0; n < 4; ++n)
+                k[n] *= k_scale[i]; /* a normalised key, or one as it was given: never beyond bfloat16 */
+            key = make_uint2(narrow2(k, bf16_state()), narrow2(k + 2, bf16_state()));
         }
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-            k[n] *= k_scale; /* a normalised key, or one as it was given: never beyond bfloat16 */
-        const uint2 key = make_uint2(narrow2(k, bf16_state()), narrow2(k + 2, bf16_state()));
         if (S::FAMILY != KDA) {
             const int row = S::FAMILY == MAMBA2 && S::TB > 8 ? record_row(t) : t;
             *(uint2 *)(drafts_of<S>(p) + row * VKB + 4 * p.lane) = key;
         }
-        if (p.leader) {
-            const int64_t at = p.slot * s.k_cache.slot + ((int64_t)p.h * s.R + ring_at(s, p, p.count + t)) * VK;
-            *(uint2 *)((uint16_t *)s.k_cache.data + at + 4 * p.lane) = key;
-        }
+        if (p.leader)
+            *(uint2 *)(ring + ring_at(s, p, p.count + t) * VK) = key;
     }
 }
 
@@ -379,7 +527,7 @@ template <int TERMS> DEVICE void split_one(uint16_t *out, int stride, float x)
 {
 #pragma unroll
     for (int i = 0; i < TERMS; ++i) {
-        const uint32_t bits = narrow_bits(x, BF16);
+        const uint32_t bits = bf16_of(x);
         out[i * stride] = (uint16_t)bits;
         x -= bf16_bits_to_float(bits);
     }
@@ -389,37 +537,44 @@ template <int TERMS> DEVICE void split_one(uint16_t *out, int stride, float x)
 template <class S> DEVICE float store_decayed_keys(const verify_view &p, const verify_loads<S> &l)
 {
     float suffix = 0.0f;
+    uint16_t *const keys = keys_of<S>(p) + fold_column<S::CHUNK>(p.t);
 #pragma unroll
     for (int j = 15; j >= 0; --j) {
-        const float k = j < p.count ? bf16_bits_to_float(l.key[j][0]) * expf(suffix) : 0.0f;
-        suffix += __uint_as_float(l.gate[j]);
-        split_one<S::K_TERMS>(keys_of<S>(p) + record_row(j) * VKB + fold_column<S::CHUNK>(p.t), 16 * VKB, k);
+        float k = 0.0f;
+        if (j < p.count) { /* of the whole block */
+            k = bf16_bits_to_float(l.key[j][0]) * decay_of(suffix);
+            suffix += __uint_as_float(l.gate[j]);
+        }
+        split_one<S::K_TERMS>(keys + record_row(j) * VKB, 16 * VKB, k);
     }
-    return expf(suffix);
+    return decay_of(suffix);
 }
 
-/* KDA, a thread per channel: X up to the window's start goes to shared memory, y becomes q and k of all tokens decayed
- * from the window's start, and the warp's share of the drafts' scores is stored. */
+/* KDA, a thread per channel: y becomes q and k of all tokens, decayed from the window's start, and the warp's share of the
+ * drafts' scores is stored. */
 template <class S>
-DEVICE void decay_tokens(const rssm_step &s, const verify_view &p, const verify_loads<S> &l, float y[2][S::TB])
+DEVICE void decay_tokens(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l,
+                         float y[2][S::TB])
 {
     constexpr int N = S::TB * S::TB < 32 ? S::TB * S::TB : 32; /* sums at once */
-    const float rate = s.A_log.data ? expf(load_any(s.A_log.data, p.hv, s.A_log.dtype)) : 1.0f;
-    const float bias = widen(l.bias, s.dt_bias.dtype);
+    const float rate = gate_rate_of<S>(s, b);
+    const float bias = widen(b.bias, s.dt_bias.dtype);
     float *const pairs = sums_of<S>(p) + VK + VNW * S::NVEC * 16 + p.w * S::TB * S::TB;
-    float *const ring = (float *)s.g_cache.data + p.slot * s.g_cache.slot + (int64_t)p.hv * s.R * VK + p.t;
-    float sums[N], w[S::TB], prefix = 0.0f;
+    float *ring = (float *)b.g + p.slot * s.g_cache.slot;
+    pin(ring);
+    float sums[N], w[S::TB], decay = 1.0f;
+    int at = ring_at(s, p, p.count) * VK;
 #pragma unroll
     for (int t = 0; t < S::TB; ++t) {
-        const float gate = t < p.T ? log_gate(s, widen(l.a[t], BF16) + bias, rate) : 0.0f;
+        const float gate = quick_gate(s, widen(l.a[t], BF16) + bias, rate);
         if (p.first && t < p.T)
-            ring[ring_at(s, p, p.count + t) * VK] = gate;
-        const float alpha = expf(gate);
+            ring[at] = gate;
+        at = at + VK == s.R * VK ? 0 : at + VK;
+        const float alpha = decay_of(gate);
         const float4 scale = token_of<S>(p)[t];
         const float q = bf16_bits_to_float(vec_of<S>(p)[t * VKB + p.t]) * scale.x;
         const float k = bf16_bits_to_float(vec_of<S>(p)[(S::TB + t) * VKB + p.t]) * scale.y;
-        prefix += gate;
-        const float decay = expf(prefix);
+        decay *= alpha;
         y[0][t] = q * decay;
         y[1][t] = k * decay;
 #pragma unroll
@@ -434,7 +589,7 @@ DEVICE void decay_tokens(const rssm_step &s, const verify_view &p, const verify_
                     pairs[n / N * N + p.lane * N / 32] = sums[0];
             }
         }
-        w[t] = bf16_bits_to_float(narrow_bits(k, BF16));
+        w[t] = bf16_bits_to_float(bf16_of(k));
     }
     constexpr int LAST = S::TB * (S::TB - 1); /* the last batch is not full */
 #pragma unroll
@@ -650,7 +805,7 @@ DEVICE void add_drafts(const verify_view &p, const verify_loads<S> &l, float dra
 #pragma unroll
     for (int n = 0; n < S::NT; ++n) {
         const float2 decay = *(const float2 *)(head + S::PREFIX + 8 * n + 2 * p.r);
-        const int t = 8 * n + p.c;
+        const int t = S::TB < 8 && p.c >= S::TB ? 0 : 8 * n + p.c; /* a column beyond the bucket: any numbers */
         float score[S::ND][2];
 #pragma unroll
         for (int i = 0; i < S::ND; ++i)
@@ -758,23 +913,27 @@ DEVICE uint4 fold_chunk(const verify_view &p, uint4 raw, const float (*acc)[4], 
     return narrow_chunk(x, hit, typename S::STATE());
 }
 
-/* acc += a 16 x 16 (bfloat16: 16 x 32) piece of the state times X. lo, hi: a chunk of rows c and c + 8. */
+/* acc[0] (or in turn acc[0], acc[1]) += a 16 x 16 (bfloat16: 16 x 32) piece of the state times X. lo, hi: a chunk of
+ * rows c and c + 8. */
 template <class S>
-DEVICE void state_product(float acc[S::NT][4], uint4 lo, uint4 hi, const uint32_t b[S::NT][S::X_TERMS][4], int half)
+DEVICE void state_product(float acc[S::CHAINS][S::NT][4], uint4 lo, uint4 hi, const uint32_t b[S::NT][S::X_TERMS][4],
+                          int half)
 {
+    constexpr int LAST = S::CHAINS - 1;
     if (!S::SPLIT) {
 #pragma unroll
         for (int i = S::X_TERMS - 1; i >= 0; --i)
 #pragma unroll
             for (int n = 0; n < S::NT; ++n) {
-                mma_bf16(acc[n], lo.x, hi.x, lo.y, hi.y, b[n][i][0], b[n][i][1]);
-                mma_bf16(acc[n], lo.z, hi.z, lo.w, hi.w, b[n][i][2], b[n][i][3]);
+                mma_bf16(acc[0][n], lo.x, hi.x, lo.y, hi.y, b[n][i][0], b[n][i][1]);
+                mma_bf16(acc[LAST][n], lo.z, hi.z, lo.w, hi.w, b[n][i][2], b[n][i][3]);
             }
         return;
     }
     const uint32_t x[2][4] = {{lo.x, hi.x, lo.y, hi.y}, {lo.z, hi.z, lo.w, hi.w}};
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
+        float(*const to)[4] = acc[k ? LAST : 0];
         uint32_t rest[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
@@ -785,60 +944,77 @@ DEVICE void state_product(float acc[S::NT][4], uint4 lo, uint4 hi, const uint32_
             for (int i = S::X_TERMS - 1; i >= 0; --i) {
                 const uint32_t pair = b[n][i][2 * half + k], b0 = pair << 16, b1 = pair & 0xffff0000u;
                 if (i == 0)
-                    mma_tf32(acc[n], rest[0], rest[1], rest[2], rest[3], b0, b1);
-                mma_tf32(acc[n], x[k][0], x[k][1], x[k][2], x[k][3], b0, b1);
+                    mma_tf32(to[n], rest[0], rest[1], rest[2], rest[3], b0, b1);
+                mma_tf32(to[n], x[k][0], x[k][1], x[k][2], x[k][3], b0, b1);
             }
         }
     }
 }
 
-/* S_0 X for the warp's rows; on the way the state folds, if it is to. */
+template <class S> DEVICE void load_right(uint32_t b[S::NT][S::X_TERMS][4], const verify_view &p, int n)
+{
+#pragma unroll
+    for (int i = 0; i < S::NT; ++i)
+#pragma unroll
+        for (int j = 0; j < S::X_TERMS; ++j)
+            load_row<S>(b[i][j], vec_of<S>(p) + (j * S::NVEC + 8 * i + p.c) * VKB, n, p.r);
+}
+
+/* S_0 X for the warp's rows. */
+template <class S> DEVICE void read_state(const verify_view &p, float acc[S::MT][S::CHAINS][S::NT][4])
+{
+    const unsigned char *const slice = slice_of<S>(p);
+    slice_wait((uint64_t *)(p.shared + S::BAR_AT) + p.w);
+#pragma unroll
+    for (int n = 0; n < VK / 32; ++n) {
+        uint32_t b[S::NT][S::X_TERMS][4];
+        load_right<S>(b, p, n);
+#pragma unroll
+        for (int m = 0; m < S::MT; ++m)
+#pragma unroll
+            for (int half = 0; half < 8 / S::CHUNK; ++half) {
+                const int v = S::DV * p.c + 2 * m, ch = n * 32 + half * 16 + p.r * S::CHUNK;
+                const unsigned char *const at = slice + (v * VK + ch) * S::BYTES;
+                state_product<S>(acc[m], *(const uint4 *)at, *(const uint4 *)(at + VK * S::BYTES), b, half);
+            }
+    }
+}
+
+/* The same; on the way the state folds. */
 template <class S>
-DEVICE void walk_state(const rssm_step &s, const verify_view &p, const verify_loads<S> &l, float acc[S::MT][S::NT][4])
+DEVICE void fold_state(const rssm_step &s, const verify_view &p, const verify_bases<S> &base, const verify_loads<S> &l,
+                       float acc[S::MT][S::CHAINS][S::NT][4])
 {
     unsigned char *const slice = slice_of<S>(p);
-    unsigned char *const out =
-        (unsigned char *)s.state.data + (p.slot * s.state.slot + (int64_t)p.row0 * VK) * S::BYTES;
+    unsigned char *out = (unsigned char *)base.state + p.slot * s.state.slot * S::BYTES;
     const float e_all = S::FAMILY == KDA ? 1.0f : head_of<S>(p, p.hb)[S::TOTAL];
     const int keys_at = (p.lane & 15) * VKB + (p.lane >> 4) * 8; /* for load_transposed() */
     uint32_t a[S::D_TERMS][S::MT][4];
     bool hit = false;
-    if (p.flush)
-        fold_operand<S>(p, l, a);
+    fold_operand<S>(p, l, a);
     slice_wait((uint64_t *)(p.shared + S::BAR_AT) + p.w);
 #pragma unroll 1
     for (int n = 0; n < VK / 32; ++n) {
         uint32_t b[S::NT][S::X_TERMS][4], keys[S::K_TERMS][8];
+        load_right<S>(b, p, n);
 #pragma unroll
-        for (int i = 0; i < S::NT; ++i)
-#pragma unroll
-            for (int j = 0; j < S::X_TERMS; ++j)
-                load_row<S>(b[i][j], vec_of<S>(p) + (j * S::NVEC + 8 * i + p.c) * VKB, n, p.r);
-        if (p.flush) {
-#pragma unroll
-            for (int i = 0; i < S::K_TERMS; ++i) {
-                load_transposed(keys[i], keys_of<S>(p) + i * 16 * VKB + keys_at + n * 32);
-                load_transposed(keys[i] + 4, keys_of<S>(p) + i * 16 * VKB + keys_at + n * 32 + 16);
-            }
+        for (int i = 0; i < S::K_TERMS; ++i) {
+            load_transposed(keys[i], keys_of<S>(p) + i * 16 * VKB + keys_at + n * 32);
+            load_transposed(keys[i] + 4, keys_of<S>(p) + i * 16 * VKB + keys_at + n * 32 + 16);
         }
 #pragma unroll
         for (int m = 0; m < S::MT; ++m) {
             const int v = S::DV * p.c + 2 * m;
             float fold[4][4];
-            if (p.flush)
-                fold_product<S>(fold, a, keys, m);
+            fold_product<S>(fold, a, keys, m);
 #pragma unroll
             for (int half = 0; half < 8 / S::CHUNK; ++half) {
-                const int ch = n * 32 + half * 16 + p.r * S::CHUNK;
-                unsigned char *const at = slice + (v * VK + ch) * S::BYTES;
-                uint4 lo = *(const uint4 *)at, hi = *(const uint4 *)(at + VK * S::BYTES);
-                if (p.flush) {
-                    unsigned char *const to = out + (v * VK + ch) * S::BYTES;
-                    lo = fold_chunk<S>(p, lo, fold + 2 * half, 0, ch, e_all, &hit);
-                    hi = fold_chunk<S>(p, hi, fold + 2 * half, 2, ch, e_all, &hit);
-                    __stcs((uint4 *)to, lo);
-                    __stcs((uint4 *)(to + VK * S::BYTES), hi);
-                }
+                const int ch = n * 32 + half * 16 + p.r * S::CHUNK, at = (v * VK + ch) * S::BYTES;
+                uint4 lo = *(const uint4 *)(slice + at), hi = *(const uint4 *)(slice + at + VK * S::BYTES);
+                lo = fold_chunk<S>(p, lo, fold + 2 * half, 0, ch, e_all, &hit);
+                hi = fold_chunk<S>(p, hi, fold + 2 * half, 2, ch, e_all, &hit);
+                __stcs((uint4 *)(out + at), lo);
+                __stcs((uint4 *)(out + at + VK * S::BYTES), hi);
                 state_product<S>(acc[m], lo, hi, b, half);
             }
         }
@@ -862,16 +1038,14 @@ template <class S> DEVICE void stage_sums(const verify_view &p, const float sums
                     make_float2(sums[m][n][2 * i], sums[m][n][2 * i + 1]);
 }
 
-DEVICE void store_bf16(void *p, int64_t at, uint32_t bits)
-{
-    ((uint16_t *)p)[at] = (uint16_t)bits;
-}
-
 template <class S> DEVICE void finish_delta(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
 {
     const float *const sums = (const float *)slice_of<S>(p) + p.lane * S::STAGE;
     const float *const score = score_of<S>(p), *const head = head_of<S>(p, p.hb);
-    const int64_t ring = p.slot * s.d_cache.slot + (int64_t)p.hv * s.R * S::V + p.rv0 + p.lane;
+    uint16_t *ring = (uint16_t *)s.d_cache.data + p.slot * s.d_cache.slot + (int64_t)p.hv * s.R * S::V + p.rv0 + p.lane;
+    pin(ring);
+    uint16_t *to = (uint16_t *)s.out + p.token * s.out_row + p.row0 + p.lane;
+    int at = ring_at(s, p, p.count) * S::V;
     float d[S::TB];
     bool out_hit = false, ring_hit = false;
 #pragma unroll
@@ -893,22 +1067,26 @@ template <class S> DEVICE void finish_delta(const rssm_step &s, const verify_vie
         }
         const float now = head[S::BETA + t] * (bf16_bits_to_float(l.v[t]) - k);
         const float out = q + now * (scale.z * scale.x * scale.y);
-        const uint32_t bits = narrow_bits(saturate(now, BF16, &ring_hit), BF16);
+        const uint32_t bits = bf16_bits(now, &ring_hit);
         d[t] = bf16_bits_to_float(bits);
-        store_bf16(s.out, (p.token + t) * s.out_row + p.row0 + p.lane,
-                   narrow_bits(saturate(out, BF16, &out_hit), BF16));
-        store_bf16(s.d_cache.data, ring + (int64_t)ring_at(s, p, p.count + t) * S::V, bits);
+        *to = (uint16_t)bf16_bits(out, &out_hit);
+        ring[at] = (uint16_t)bits;
+        to += s.out_row;
+        at = at + S::V == s.R * S::V ? 0 : at + S::V;
     }
     raise_fault(s, out_hit, RSSM_FAULTBIT_OUTPUT);
     raise_fault(s, ring_hit, RSSM_FAULTBIT_RING);
 }
 
-template <class S> DEVICE void finish_mamba2(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+template <class S>
+DEVICE void finish_mamba2(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l)
 {
     const int row = p.lane % S::WR, first = p.lane / S::WR;
     const float *const sums = (const float *)slice_of<S>(p) + row * S::STAGE;
-    const int64_t ring = p.slot * s.d_cache.slot + (int64_t)p.hv * s.R * S::V + p.rv0 + row;
-    const float skip = s.D.data ? load_any(s.D.data, p.hv, s.D.dtype) : 0.0f;
+    uint16_t *ring = (uint16_t *)s.d_cache.data + p.slot * s.d_cache.slot + (int64_t)p.hv * s.R * S::V + p.rv0 + row;
+    pin(ring);
+    uint16_t *to = (uint16_t *)s.out + (p.token + first) * s.out_row + p.row0 + row;
+    const float skip = widen(b.skip, s.D.dtype);
     bool hit = false;
 #pragma unroll
     for (int i = 0; i < verify_loads<S>::MINE; ++i) {
@@ -920,15 +1098,17 @@ template <class S> DEVICE void finish_mamba2(const rssm_step &s, const verify_vi
             const float z = bf16_bits_to_float(l.z[i]);
             out *= z * sigmoid(z);
         }
-        store_bf16(s.out, (p.token + t) * s.out_row + p.row0 + row, narrow_bits(saturate(out, BF16, &hit), BF16));
-        store_bf16(s.d_cache.data, ring + (int64_t)ring_at(s, p, p.count + t) * S::V, l.v[i]);
+        *to = (uint16_t)bf16_bits(out, &hit);
+        ring[ring_at(s, p, p.count + t) * S::V] = (uint16_t)l.v[i];
+        to += verify_loads<S>::SHARE * s.out_row;
     }
     raise_fault(s, hit, RSSM_FAULTBIT_OUTPUT);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------------------------- */
 
-template <class S> DEVICE verify_view view_of(const rssm_step &s, const window_row &row, unsigned char *shared)
+/* What does not depend on the row. */
+template <class S> DEVICE verify_view view_of(const rssm_step &s, unsigned char *shared)
 {
     verify_view p;
     p.shared = shared;
@@ -942,6 +1122,13 @@ template <class S> DEVICE verify_view view_of(const rssm_step &s, const window_r
     p.h = (int)((uint32_t)p.hv * (uint32_t)s.H / (uint32_t)s.HV);
     p.hb = p.w * S::WR / S::V;
     p.rv0 = p.row0 % S::V;
+    p.first = blockIdx.x * S::VT % S::V == 0;
+    p.leader = p.first && (int)(blockIdx.x * S::VT / S::V) * s.H == p.h * s.HV;
+    return p;
+}
+
+template <class S> DEVICE void set_row(verify_view &p, const window_row &row)
+{
     p.count = row.count;
     p.m = row.flush ? 0 : row.count;
     p.T = row.len;
@@ -949,29 +1136,29 @@ template <class S> DEVICE verify_view view_of(const rssm_step &s, const window_r
     p.flush = row.flush;
     p.slot = row.slot;
     p.token = row.start;
-    p.first = blockIdx.x * S::VT % S::V == 0;
-    p.leader = p.first && (int)(blockIdx.x * S::VT / S::V) % (s.HV / s.H) == 0;
-    return p;
 }
 
 /* Zeros for the tokens of a padding row. */
 template <class S> DEVICE void zero_tokens(const rssm_step &s, const window_row &row)
 {
-    for (int i = threadIdx.x; i < row.len * S::VT; i += RSSM_VERIFY_THREADS)
-        store_bf16(s.out, ((int64_t)row.start + i / S::VT) * s.out_row + blockIdx.x * S::VT + i % S::VT, 0);
+    uint16_t *out = (uint16_t *)s.out + row.start * s.out_row + blockIdx.x * S::VT;
+    for (int t = 0; t < row.len; ++t, out += s.out_row)
+        for (int i = threadIdx.x; i < S::VT; i += RSSM_VERIFY_THREADS)
+            out[i] = 0;
 }
 
 /* Everything up to the block's last barrier. */
-template <class S> DEVICE void prepare(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+template <class S>
+DEVICE void prepare(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l)
 {
     store_tokens<S>(s, p, l);
     if (S::FAMILY != KDA) {
         if (p.count > 0 || p.flush)
             store_keys<S>(p, l);
         if (p.w == 0)
-            window_scalars<S>(s, p, l);
+            window_scalars<S>(s, p, b, l);
         if (p.w == 1)
-            record_scalars<S>(s, p, l);
+            record_scalars<S>(s, p, b, l);
         __syncthreads();
         return;
     }
@@ -983,7 +1170,7 @@ template <class S> DEVICE void prepare(const rssm_step &s, const verify_view &p,
     sums_of<S>(p)[p.t] = decay;
     __syncthreads();
     float y[2][S::TB];
-    decay_tokens<S>(s, p, l, y);
+    decay_tokens<S>(s, p, b, l, y);
     if (p.m > 0) {
         store_vectors<S>(p, y, 1.0f);
         __syncwarp();
@@ -1015,7 +1202,7 @@ template <class S> DEVICE void ring_part(const verify_view &p, const verify_load
 
 /* The state's part joins the rest: decayed up to the window, in Mamba-2 also up to each token. */
 template <class S>
-DEVICE void add_state(const verify_view &p, float sums[S::MT][S::NT][4], const float acc[S::MT][S::NT][4])
+DEVICE void add_state(const verify_view &p, float sums[S::MT][S::NT][4], const float acc[S::MT][S::CHAINS][S::NT][4])
 {
     const float *const head = head_of<S>(p, p.hb);
     const float total = S::FAMILY == KDA || p.flush ? 1.0f : head[S::TOTAL];
@@ -1030,8 +1217,22 @@ DEVICE void add_state(const verify_view &p, float sums[S::MT][S::NT][4], const f
         for (int m = 0; m < S::MT; ++m)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                sums[m][n][i] += acc[m][n][i] * (i % 2 ? e.y : e.x);
+                sums[m][n][i] +=
+                    (acc[m][0][n][i] + (S::CHAINS > 1 ? acc[m][S::CHAINS - 1][n][i] : 0.0f)) * (i % 2 ? e.y : e.x);
     }
+}
+
+/* Keeps the compiler from waiting for the row before the addresses are formed. */
+template <class S> DEVICE void pin_all(verify_bases<S> &b, window_ahead &a)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+l"(b.state), "+l"(b.d), "+l"(b.k), "+l"(b.g), "+l"(b.q_in), "+l"(b.k_in), "+l"(b.a_in));
+    asm volatile("" : "+l"(b.b_in), "+l"(b.v_in));
+    asm volatile(""
+                 : "+r"(a.slot), "+r"(a.base), "+r"(a.count), "+r"(a.flush), "+r"(a.start), "+r"(a.len)
+                 :
+                 : "memory");
+#endif
 }
 
 template <class S> DEVICE void verify_tile(const rssm_window &a)
@@ -1041,7 +1242,14 @@ template <class S> DEVICE void verify_tile(const rssm_window &a)
     const int64_t number = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
     if (number >= s.B)
         return;
-    const window_row row = judge_window(a, load_window(s, number));
+    window_ahead ahead = load_window(s, number);
+    verify_view p = view_of<S>(s, shared);
+    verify_bases<S> b = bases_of<S>(s, p);
+    uint64_t *const bar = (uint64_t *)(shared + S::BAR_AT) + p.w;
+    slice_expect(S::WR * VK * S::BYTES, bar, p.lane);
+    pin_all(b, ahead);
+
+    const window_row row = judge_window(a, ahead);
     raise_fault(s, row.fault && threadIdx.x == 0 && blockIdx.x == 0, row.fault);
     if (row.slot < 0) {
         zero_tokens<S>(s, row);
@@ -1049,21 +1257,20 @@ template <class S> DEVICE void verify_tile(const rssm_window &a)
     }
     if (row.len == 0 && !row.flush)
         return;
-    const verify_view p = view_of<S>(s, row, shared);
-    uint64_t *const bar = (uint64_t *)(shared + S::BAR_AT) + p.w;
-    slice_expect(S::WR * VK * S::BYTES, bar, p.lane);
+    set_row<S>(p, row);
     verify_loads<S> l;
-    load_records<S>(s, p, l);
-    load_tokens<S>(s, p, l);
-    slice_load(slice_of<S>(p),
-               (const unsigned char *)s.state.data + (p.slot * s.state.slot + (int64_t)p.row0 * VK) * S::BYTES,
-               S::WR * VK * S::BYTES, bar, p.lane);
-    prepare<S>(s, p, l);
+    load_records<S>(s, p, b, l);
+    load_tokens<S>(s, p, b, l);
+    slice_load(slice_of<S>(p), b.state + p.slot * s.state.slot * S::BYTES, S::WR * VK * S::BYTES, bar, p.lane);
+    prepare<S>(s, p, b, l);
 
-    float sums[S::MT][S::NT][4], acc[S::MT][S::NT][4];
+    float sums[S::MT][S::NT][4], acc[S::MT][S::CHAINS][S::NT][4];
     ring_part<S>(p, l, sums);
-    clear<S::MT * S::NT * 4>(acc[0][0]);
-    walk_state<S>(s, p, l, acc);
+    clear<S::MT * S::CHAINS * S::NT * 4>(acc[0][0][0]);
+    if (p.flush)
+        fold_state<S>(s, p, b, l, acc);
+    else
+        read_state<S>(p, acc);
     add_state<S>(p, sums, acc);
     __syncwarp();
     stage_sums<S>(p, sums);
@@ -1071,7 +1278,7 @@ template <class S> DEVICE void verify_tile(const rssm_window &a)
         sum_pairs<S>(p);
     __syncwarp();
     if (S::FAMILY == MAMBA2)
-        finish_mamba2<S>(s, p, l);
+        finish_mamba2<S>(s, p, b, l);
     else if (p.lane < S::WR)
         finish_delta<S>(s, p, l);
 }

@@ -55,11 +55,14 @@
 #define RSSM_VERIFY_LIST_KDA(X) RSSM_VERIFY_LIST_DELTA(X, kda)
 #define RSSM_VERIFY_LIST_GDN(X) RSSM_VERIFY_LIST_DELTA(X, gdn)
 #define RSSM_VERIFY_LIST_MAMBA2(X)     \
+    X(mamba2, f32, 64, 64, 4, 5, 0)    \
+    X(mamba2, bf16, 64, 128, 4, 4, 2)  \
+    X(mamba2, bf16, 64, 64, 4, 5, 0)   \
     X(mamba2, f32, 64, 64, 8, 4, 0)    \
     X(mamba2, f32, 64, 64, 16, 4, 0)   \
     X(mamba2, bf16, 64, 128, 8, 4, 2)  \
     X(mamba2, bf16, 64, 64, 8, 5, 0)   \
-    X(mamba2, bf16, 64, 128, 16, 4, 0) \
+    X(mamba2, bf16, 64, 128, 16, 3, 0) \
     X(mamba2, bf16, 64, 64, 16, 4, 0)
 
 #endif

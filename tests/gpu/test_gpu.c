@@ -1,6 +1,6 @@
 /* The CUDA backend on a GPU, through the public ABI. Needs libc and libm, the driver, replayssm.so and mirror.so.
  *
- *     test_gpu [--small] [--part i/n] [--cases first:last] [--only random|kernels|large|slots|streams]
+ *     test_gpu [--small] [--part i/n] [--cases first:last] [--only random|kernels|large|slots|streams|verify]
  *
  * $RSSM_MIRRORED is the plugin under test and $RSSM_PLUGIN the mirror in front of it; by default those of the build
  * folder that this program lies in. --part gives random cases and kernels i, i + n, ... and for i > 0 nothing else. */
@@ -33,9 +33,8 @@ static void set_default(const char *variable, const char *relative)
 
 static int usage(void)
 {
-    fprintf(
-        stderr,
-        "usage: test_gpu [--small] [--part i/n] [--cases first:last] [--only random|kernels|large|slots|streams]\n");
+    fprintf(stderr, "usage: test_gpu [--small] [--part i/n] [--cases first:last] [--only "
+                    "random|kernels|large|slots|streams|verify]\n");
     return 64;
 }
 
@@ -78,6 +77,8 @@ int main(int argc, char **argv)
         add_kernels(s);
     if ((!*only && !share.part) || strcmp(only, "slots") == 0)
         add_slots(s);
+    if ((!*only && !share.part) || strcmp(only, "verify") == 0)
+        add_verify(s);
     if ((!*only && !share.part) || strcmp(only, "streams") == 0)
         add_streams(s);
     if ((!*only && !share.part && !share.small) || strcmp(only, "large") == 0)

@@ -18,6 +18,7 @@ void add_random_cases(Suite *s); /* random_cases.c: against double precision and
 void add_kernels(Suite *s);      /* kernels.c: every tuned kernel of the table, at the batch that chooses it */
 void add_large(Suite *s);        /* large.c: addresses beyond 31 bits and 16 GB, grids beyond 65535 */
 void add_slots(Suite *s);        /* slots.c: slot operations and the convolution against the CPU backend */
+void add_verify(Suite *s);       /* verify.c: windows of drafts against plain steps, every tuned kernel */
 void add_streams(Suite *s);      /* streams.c: streams, graphs, contexts, threads, forks */
 
 /* Planning in a process that forks afterwards must not have touched the GPU: its own program run. */

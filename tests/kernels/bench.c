@@ -74,6 +74,10 @@ static void time_gate(const subject *s)
 {
     s->f->gate(s->y, s->x, s->z, (rssm_gate){1, 0}, N);
 }
+static void time_convolve(const subject *s)
+{
+    s->f->convolve(s->y, s->x, s->z, s->w, 4, N, N);
+}
 static void time_sum_squares(const subject *s)
 {
     s->y[0] = (float)s->f->sum_squares(s->x, N);
@@ -110,17 +114,10 @@ static const struct timed {
     const char *name;
     void (*run)(const subject *s);
     int32_t by_kind;
-} timed[] = {{"load", time_load, 1},
-             {"store", time_store, 1},
-             {"exp", time_exp, 0},
-             {"gate", time_gate, 0},
-             {"sum_squares", time_sum_squares, 0},
-             {"delta", time_delta, 0},
-             {"dot2 x16", time_dot2, 1},
-             {"dot1 x16", time_dot1, 1},
-             {"record", time_record, 1},
-             {"combine2 x16", time_combine2, 1},
-             {"fold 16x16", time_fold, 1}};
+} timed[] = {{"load", time_load, 1},     {"store", time_store, 1},           {"exp", time_exp, 0},
+             {"gate", time_gate, 0},     {"convolve w=4", time_convolve, 0}, {"sum_squares", time_sum_squares, 0},
+             {"delta", time_delta, 0},   {"dot2 x16", time_dot2, 1},         {"dot1 x16", time_dot1, 1},
+             {"record", time_record, 1}, {"combine2 x16", time_combine2, 1}, {"fold 16x16", time_fold, 1}};
 
 static double time_function(const struct timed *what, subject *s)
 {
@@ -376,6 +373,46 @@ static void bench_shape(const shape *shape, int32_t state, void *ctx, yardstick 
     stream_free(&plain, ctx);
 }
 
+/* us per row of windows of T tokens beside a plain step of the same rows: an eighth of the slots, 8 tokens' inputs each. */
+static void bench_windows(const shape *shape, int32_t state, void *ctx, int rounds)
+{
+    enum { L = 16, MOST = 8, COUNT = 4 };
+    static const int32_t lengths[] = {0, 1, 2, 4, 8}; /* 0: the plain step */
+    stream s;
+    stream_make(&s, ctx, shape, state, state == RSSM_DTYPE_FLOAT32 ? RSSM_DTYPE_BFLOAT16 : state, L);
+    rssm_window window = {.tokens = s.step.B, .max_T = MOST};
+    s.step.B /= MOST;
+    printf("%-20s %-9s", shape->name, element_name(state));
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        double times[ROUNDS];
+        for (int32_t b = 0; b < s.step.B; b++) {
+            const int32_t row[8] = {b * MOST, (b * 7) % L, COUNT, 0, 0, b * MOST, lengths[i], 0};
+            memcpy(s.rows + 8 * b, row, sizeof row);
+        }
+        window.step = s.step;
+        for (int round = 0; round < rounds; round++) {
+            rssm_error err = {.struct_size = sizeof err};
+            double start = now();
+            if (lengths[i] == 0)
+                rssm_cpu_backend()->step(ctx, &s.step, NULL, &err);
+            else
+                rssm_cpu_backend()->verify(ctx, &window, NULL, &err);
+            times[round] = now() - start;
+        }
+        printf(" %9.2f", 1e6 * median(times, rounds) / s.step.B);
+    }
+    printf("\n");
+    stream_free(&s, ctx);
+}
+
+static void bench_all_windows(void *ctx, int rounds)
+{
+    printf("%-30s %9s %9s %9s %9s %9s  us/row\n", "windows", "plain", "T = 1", "2", "4", "8");
+    for (size_t n = 0; n < sizeof shapes / sizeof shapes[0]; n++)
+        for (int32_t state = RSSM_DTYPE_FLOAT32; state <= RSSM_DTYPE_BFLOAT16; state++)
+            bench_windows(&shapes[n], state, ctx, rounds);
+}
+
 void run_bench(const test_options *options)
 {
     rssm_allocator mem = rssm_mem_default();
@@ -404,6 +441,8 @@ void run_bench(const test_options *options)
                             n == 0 && state == RSSM_DTYPE_FLOAT32);
         if (options->is_json)
             printf("]}");
+        else
+            bench_all_windows(ctx, SMALL_ROUNDS);
         rssm_cpu_backend()->close(ctx);
     }
     if (options->is_json)

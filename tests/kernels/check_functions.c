@@ -220,6 +220,25 @@ static void check_silu(const subject *s)
     finish("silu_multiply", bad, g, 3);
 }
 
+static void check_convolve(const subject *s)
+{
+    int64_t width = random_between(s->r, 1, 6), stride = s->n + random_between(s->r, 0, 3);
+    guarded g[4] = {floats(s, (width - 1) * stride + s->n, random_normal),
+                    floats(s, (width - 1) * stride + s->n, random_normal), floats(s, s->n, random_normal),
+                    floats(s, s->n, NULL)};
+    int64_t bad = 0;
+    s->f->convolve(at(&g[3]), at(&g[0]), at(&g[1]), at(&g[2]), width, stride, s->n);
+    for (int64_t i = 0; i < s->n; i++) {
+        double sum = get(&g[2], i), size = fabs(sum);
+        for (int64_t k = 0; k < width; k++) {
+            sum += get(&g[0], k * stride + i) * get(&g[1], k * stride + i);
+            size += fabs(get(&g[0], k * stride + i) * get(&g[1], k * stride + i));
+        }
+        bad += !close_to(get(&g[3], i), sum / (1 + exp(-sum)), 4, size);
+    }
+    finish("convolve", bad, g, 4);
+}
+
 /* sum_squares, dot, scale, multiply, delta. */
 static void check_elementwise(const subject *s)
 {
@@ -369,6 +388,7 @@ static void check_level(const rssm_cpu_kernels *f, random_state *r, int64_t n)
     check_exp(&s);
     check_gate(&s);
     check_silu(&s);
+    check_convolve(&s);
     check_elementwise(&s);
     for (int32_t kind = 0; kind < RSSM_KIND_COUNT; kind++) {
         check_store(&s, kind);

@@ -332,6 +332,8 @@ static void make_pool(ec_case *c, uint64_t *random)
     c->cursors = h_at(roles[RSSM_T_CURSOR], 0, 0, 0, 0);
     const int32_t used[2][4] = {{1, 2, 3, 0}, {6, 1, 5, 0}};
     memcpy(c->cursors, used, sizeof(used));
+    for (int i = 0; i < RSSM_CURSOR_WIDTH; i++) /* nobody's to read */
+        c->cursors[EC_PAD * RSSM_CURSOR_WIDTH + i] = 99;
 }
 
 ec_case *ec_new(int32_t family, int32_t order)

@@ -99,6 +99,9 @@ void hi_kill(hi_world *w, int64_t slot);
 int64_t hi_pick(hi_world *w, int64_t n);
 bool hi_one_in(hi_world *w, int64_t n);
 
+/* Flags of a call that nothing is wrong with: now and then it looks at its values first, and must find nothing. */
+uint32_t hi_deep(hi_world *w);
+
 void hi_log(hi_world *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prints seed, slot and the last operations, then fails the test. */
 void hi_fail(const hi_world *w, int64_t slot, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
@@ -134,6 +137,9 @@ void hi_check_conv(hi_world *w, int32_t layer, int64_t slot, int64_t first, int6
 void hi_push_past(const hi_world *w, double *past, const double *inputs);
 
 /* ---- operations: history_ops.c, history_pass.c ------------------------------------------------------------------ */
+
+/* All slots that are alive move to another world of the same model, as bytes: prefill and decode on different machines. */
+void hi_hand_over(hi_world *from, hi_world *to);
 
 /* The next operation of a history: number `op` of `seed`. */
 void hi_operation(hi_world *w, int64_t op);

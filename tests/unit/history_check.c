@@ -59,6 +59,19 @@ void hi_check_checkpoint(hi_world *w, int32_t layer, int64_t slot, const double 
 
 /* ---- a token ---------------------------------------------------------------------------------------------------- */
 
+/* state exp(g) of the token in w->result; to be freed. */
+static double *decayed_state(const hi_world *w, const double *state)
+{
+    rec_weights weights = dc_rec_weights(w->c);
+    size_t n = (size_t)hi_state_size(w);
+    double *decayed = malloc(n * sizeof *decayed), *zero = calloc((size_t)dc_inner(w->c, DC_V), sizeof *zero);
+    dc_assert(decayed && zero);
+    memcpy(decayed, state, n * sizeof *decayed);
+    rec_apply(&w->c->model, &weights, zero, w->result.k, w->result.g, decayed);
+    free(zero);
+    return decayed;
+}
+
 /* What the output's terms amount to, in the mean over its elements: S q, d (k q) and D x, whose sums may cancel, as k q does
  * where a fresh slot has no other term. `state` is as the token found it. */
 static double size_of_terms(const hi_world *w, int64_t token, const double *state)
@@ -66,11 +79,7 @@ static double size_of_terms(const hi_world *w, int64_t token, const double *stat
     const rec_model *m = &w->c->model;
     rec_token input = dc_token(w->c, token);
     rec_weights weights = dc_rec_weights(w->c);
-    double *decayed = malloc((size_t)hi_state_size(w) * sizeof *decayed), sum = 0,
-           *zero = calloc((size_t)dc_inner(w->c, DC_V), sizeof *zero);
-    dc_assert(decayed && zero);
-    memcpy(decayed, state, (size_t)hi_state_size(w) * sizeof *decayed);
-    rec_apply(m, &weights, zero, w->result.k, w->result.g, decayed);
+    double *decayed = decayed_state(w, state), sum = 0;
     for (int64_t x = 0; x < dc_inner(w->c, DC_V); x++) {
         const double *s = decayed + x * m->K, *k = w->result.k + x / m->V / (m->HV / m->H) * m->K,
                      *q = input.q + x / m->V / (m->HV / m->H) * m->K;
@@ -87,7 +96,6 @@ static double size_of_terms(const hi_world *w, int64_t token, const double *stat
         sum += (reads + skip) * (reads + skip) * gate * gate;
     }
     free(decayed);
-    free(zero);
     return sqrt(sum);
 }
 
@@ -114,15 +122,24 @@ static void check_output(hi_world *w, int32_t layer, int64_t token, int64_t slot
              ratio);
 }
 
-/* What float32 may lose of d = beta (v - S k), whose terms may cancel; k and g have no such terms. */
-static double lost_by_cancelling(const hi_world *w, int64_t token)
+/* What float32 may lose of d = beta (v - S k), whose terms may cancel: in sums over K it counts from their sizes. k and g have
+ * no such terms. `state` is as the token found it; w->result is the token's. */
+static double lost_by_cancelling(const hi_world *w, int64_t token, const double *state)
 {
-    double scale = 0;
+    const rec_model *m = &w->c->model;
+    const double *v = w->c->in[DC_V] + token * dc_inner(w->c, DC_V);
+    double largest = 0, *decayed = NULL;
     if (is_mamba(w))
         return 0;
-    for (int64_t i = 0; i < dc_inner(w->c, DC_V); i++)
-        scale = fmax(scale, fmax(fabs(w->c->in[DC_V][token * dc_inner(w->c, DC_V) + i]), fabs(w->result.d[i])));
-    return 5e-7 * w->c->model.beta_scale * scale;
+    decayed = decayed_state(w, state);
+    for (int64_t x = 0; x < dc_inner(w->c, DC_V); x++) {
+        double terms = fabs(v[x]);
+        for (int64_t i = 0; i < m->K; i++)
+            terms += fabs(decayed[x * m->K + i] * w->result.k[x / m->V / (m->HV / m->H) * m->K + i]);
+        largest = fmax(largest, terms);
+    }
+    free(decayed);
+    return 5e-7 * m->beta_scale * largest;
 }
 
 /* One kind of a record, [heads][size] in ring row `at`, against want: 16-bit numbers to half a unit in the last place and
@@ -146,11 +163,14 @@ static double record_ratio(const hi_world *w, int32_t layer, int64_t slot, int64
 }
 
 /* The ring's record against w->result; the state takes the ring's numbers, or in a trajectory its own. */
-static void check_record(hi_world *w, int32_t layer, int64_t token, int64_t slot, int64_t at, rec_result *kept)
+static void check_record(hi_world *w, int32_t layer, int64_t token, int64_t slot, int64_t at, const double *state,
+                         rec_result *kept)
 {
     double gate = record_ratio(w, layer, slot, at, DC_POOL_G, w->result.g, 0, kept->g);
     double k = record_ratio(w, layer, slot, at, DC_POOL_K, w->result.k, 0, kept->k);
-    double d = record_ratio(w, layer, slot, at, DC_POOL_D, w->result.d, lost_by_cancelling(w, token), kept->d);
+    double d = record_ratio(w, layer, slot, at, DC_POOL_D, w->result.d, 0, kept->d);
+    if (d > 1)
+        d = record_ratio(w, layer, slot, at, DC_POOL_D, w->result.d, lost_by_cancelling(w, token, state), kept->d);
     worst(&w->figures->record, fmax(d, k));
     worst(&w->figures->gate, gate);
     hi_check(w, slot, d <= 1 && k <= 1 && gate <= 1,
@@ -173,11 +193,11 @@ static double tie(int32_t dtype, double x, double lost)
 }
 
 /* Element by element, what the state may be off because d or k of the folded token were near a tie. To be freed. */
-static double *slack_of_ties(const hi_world *w, int64_t token)
+static double *slack_of_ties(const hi_world *w, int64_t token, const double *state)
 {
     const rec_model *m = &w->c->model;
     int32_t ring = w->c->spec.ring;
-    double *slack = calloc((size_t)hi_state_size(w), sizeof *slack), lost = lost_by_cancelling(w, token);
+    double *slack = calloc((size_t)hi_state_size(w), sizeof *slack), lost = lost_by_cancelling(w, token, state);
     dc_assert(slack);
     for (int64_t hv = 0; hv < m->HV; hv++)
         for (int64_t v = 0; v < m->V; v++)
@@ -199,11 +219,11 @@ void hi_check_token(hi_world *w, int32_t layer, int64_t token, int64_t slot, int
     check_output(w, layer, token, slot, state);
     w->figures->tokens++;
     if (at >= 0) {
-        check_record(w, layer, token, slot, at, kept);
+        check_record(w, layer, token, slot, at, state, kept);
         rec_apply(&w->c->model, &weights, kept->d, kept->k, kept->g, state);
         return;
     }
-    double *slack = slack_of_ties(w, token);
+    double *slack = slack_of_ties(w, token, state);
     rec_round_record(&w->c->model, w->c->spec.ring, &w->result);
     rec_apply(&w->c->model, &weights, w->result.d, w->result.k, w->result.g, state);
     hi_check_checkpoint(w, layer, slot, slack);

@@ -490,6 +490,27 @@ static void op_load(hi_world *w)
     hi_end(w);
 }
 
+void hi_hand_over(hi_world *from, hi_world *to)
+{
+    for (int64_t i = 0; i < from->c->spec.S; i++) {
+        uint64_t length = 0, again = 0;
+        if (!from->slots[i].alive)
+            continue;
+        unsigned char *bytes = hi_save(from, i, &length);
+        hi_begin(to);
+        hi_log(to, "handed over: %d", (int)i);
+        rssm_error err = h_error();
+        hi_status(to, i, "load", to->slots_api->load(to->c->plugin, i, bytes, length, NULL, &err), RSSM_OK, &err);
+        hi_slot_copy(to, &to->slots[i], &from->slots[i]);
+        to->change[i].all = true;
+        unsigned char *saved = hi_save(to, i, &again);
+        hi_check(to, i, again == length && memcmp(saved, bytes, length) == 0, "the slot does not save as it came");
+        hi_end(to);
+        free(saved);
+        free(bytes);
+    }
+}
+
 /* Calls that are refused and change nothing. */
 static void op_refused(hi_world *w)
 {

@@ -237,6 +237,7 @@ static rssm_status call_layer(hi_world *w, const pass *p, int32_t layer, rssm_er
     args.tensors = roles;
     if (hi_one_in(w, 3)) /* tensors of pool_tensors that decode has no use for may stay */
         roles[RSSM_T_CURSOR] = &w->c->cursor.t;
+    args.flags |= hi_deep(w);
     return p->verify ? w->verify_api->verify(w->c->plugin, &args, err) : h_api()->decode(w->c->plugin, &args, err);
 }
 
@@ -250,7 +251,7 @@ static void call_conv(hi_world *w, const pass *p, int32_t layer)
     roles[RSSM_T_ROWS] = rows_of(w, p);
     roles[RSSM_T_CONV_OUT] = packed_of(w, layer);
     const rssm_decode_args args = {
-        .struct_size = sizeof args, .tensors = roles, .num_tensors = RSSM_T_COUNT, .layer = layer};
+        .struct_size = sizeof args, .tensors = roles, .num_tensors = RSSM_T_COUNT, .layer = layer, .flags = hi_deep(w)};
     rssm_error err = h_error();
     rssm_status status = (p->verify ? w->conv_api->conv_verify : w->conv_api->conv)(w->c->plugin, &args, &err);
     hi_status(w, -1, p->verify ? "conv_verify" : "conv", status, RSSM_OK, &err);
@@ -454,7 +455,8 @@ static void begin_step(hi_world *w, const pass *p)
     const rssm_step_begin_args args = {.struct_size = sizeof args,
                                        .slots = &c->slots.t,
                                        .force_flush = forced || hi_one_in(w, 2) ? &c->force.t : NULL,
-                                       .rows_out = c->calls[0]->roles[RSSM_T_ROWS]};
+                                       .rows_out = c->calls[0]->roles[RSSM_T_ROWS],
+                                       .flags = hi_deep(w)};
     rssm_error err = h_error();
     hi_status(w, -1, "step_begin", h_api()->step_begin(c->plugin, &args, &err), RSSM_OK, &err);
 }
@@ -546,7 +548,8 @@ static void begin_verify(hi_world *w, pass *p)
                                          .slots = &slot_list.t,
                                          .cu_seqlens = &cu_seqlens.t,
                                          .rows_out = &p->rows_out.t,
-                                         .max_T = p->max_T > 0 ? p->max_T : 1};
+                                         .max_T = p->max_T > 0 ? p->max_T : 1,
+                                         .flags = hi_deep(w)};
     rssm_error err = h_error();
     hi_status(w, -1, "verify_begin", w->verify_api->verify_begin(w->c->plugin, &args, &err), RSSM_OK, &err);
     h_tensor_free(&slot_list);

@@ -9,6 +9,11 @@ enum { CONV = DC_POOL_COUNT, TENSORS = DC_POOL_COUNT + 1 /* of a layer */ };
 
 /* ---- saying what happened --------------------------------------------------------------------------------------- */
 
+uint32_t hi_deep(hi_world *w)
+{
+    return w->faults == 0 && hi_one_in(w, 5) ? RSSM_CHECK_DEEP : 0;
+}
+
 void hi_log(hi_world *w, const char *format, ...)
 {
     char *line = w->log[w->logged++ % HI_LOG];

@@ -406,6 +406,28 @@ static void many_tokens(ec_case *c, ec_call call, int64_t tokens)
     }
 }
 
+/* Only looked at from outside: the rows beyond have no memory. */
+static void many_rows(ec_case *c, ec_call call, int64_t rows)
+{
+    for (int i = 0; i < c->num_tensors; i++)
+        if (c->tensors[i].calls & 1u << call)
+            c->tensors[i].h.shape[0] = rows + (c->tensors[i].role == RSSM_T_CU_SEQLENS);
+}
+
+/* A convolution's tensor that says it has 2^31 slots. */
+static void many_slots(ec_case *c)
+{
+    static int64_t shape[3];
+    static DLTensor large;
+    large = *c->conv_roles[RSSM_T_CONV];
+    memcpy(shape, large.shape, sizeof(shape));
+    shape[0] = (int64_t)1 << 31;
+    large.shape = shape;
+    c->conv_roles[RSSM_T_CONV] = &large;
+}
+
+SPOIL(begin_batch, many_rows(c, EC_VERIFY_BEGIN, 5))
+SPOIL(commit_batch, many_rows(c, EC_COMMIT, 5))
 SPOIL(begin_flag, c->verify_begin.flags = 1u << 5)
 SPOIL(begin_skip, c->verify_begin.flags = RSSM_SKIP_VALIDATE)
 SPOIL(begin_T0, c->verify_begin.max_T = 0)
@@ -476,10 +498,15 @@ SPOIL(flush_layers, c->flush.num_layers = 1)
 SPOIL(flush_A_log, c->flush.A_log = c->decays; c->flush.num_layers = EC_LAYERS)
 SPOIL(flush_both, c->flush.A = c->decays)
 SPOIL(flush_no_decay, c->flush.A_log = NULL)
+SPOIL(copy_many, h_of(c, EC_COPY, RSSM_T_SRC_SLOTS, 0)->shape[0] = (int64_t)1 << 31;
+      h_of(c, EC_COPY, RSSM_T_SRC_SLOTS, 0)->strides[0] = 0)
 SPOIL(copy_flag, c->copy.flags = RSSM_SKIP_VALIDATE)
 SPOIL(copy_reserved, c->copy.reserved_ = 1)
 
 static const bad_argument bad_arguments[] = {
+    {"5 rows", EC_VERIFY_BEGIN, begin_batch, ARGUMENT("5 rows is above max_batch = 4"), 0},
+    {"5 rows", EC_COMMIT, commit_batch, ARGUMENT("5 rows is above max_batch = 4"), 0},
+    {"2^31 slots", EC_CONV, many_slots, AT(SHAPE, CONV, "2147483648 slots; at most 2^31 - 1"), 0},
     {"unknown flag", EC_VERIFY_BEGIN, begin_flag, ARGUMENT("0x20"), 0},
     {"skip", EC_VERIFY_BEGIN, begin_skip, ARGUMENT("0x1"), 0},
     {"max_T = 0", EC_VERIFY_BEGIN, begin_T0, ARGUMENT("max_T = 0 is not in 1..3"), 0},
@@ -552,6 +579,7 @@ static const bad_argument bad_arguments[] = {
     {"A_log for GDN", EC_FLUSH, flush_A_log, AT(ROLE, A_LOG, "`A_log`", "gdn"), RSSM_FAMILY_GDN},
     {"A and A_log", EC_FLUSH, flush_both, AT(ROLE, A_DECAY, "same weight"), RSSM_FAMILY_MAMBA2},
     {"no A_log", EC_FLUSH, flush_no_decay, AT(MISSING, A_LOG, "`A_log`"), RSSM_FAMILY_MAMBA2},
+    {"2^31 entries", EC_COPY, copy_many, AT(SHAPE, SRC_SLOTS, "2147483648 entries; at most 2^31 - 1"), 0},
     {"skip", EC_COPY, copy_flag, ARGUMENT("0x1"), 0},
     {"reserved", EC_COPY, copy_reserved, ARGUMENT("reserved"), 0},
 };
@@ -592,7 +620,10 @@ START_TEST(test_accepted)
         check_accepted(c, EC_EXPORT, "A");
         check_accepted(c, EC_FLUSH, "A");
     }
-    c->verify_roles[RSSM_T_A_DECAY] = NULL;
+    c->verify.flags = c->conv.flags = c->conv_verify.flags = RSSM_SKIP_VALIDATE;
+    check_accepted(c, EC_CONV, "not validated again");
+    check_accepted(c, EC_CONV_VERIFY, "not validated again");
+    check_accepted(c, EC_VERIFY, "not validated again");
     h_of(c, EC_COPY, RSSM_T_SRC_SLOTS, 0)->shape[0] = h_of(c, EC_COPY, RSSM_T_DST_SLOTS, 0)->shape[0] = 0;
     ec_remember(c);
     check_accepted(c, EC_COPY, "nothing");
@@ -669,6 +700,15 @@ START_TEST(test_lacking)
         c->plugin = whole;
         ck_assert_msg(l->status[call] == -1 || o.status == l->status[call], "%s, %s: %s: %s", l->name,
                       ec_name((ec_call)call), h_api()->status_name(o.status), o.err.message);
+    }
+    c->verify.flags = c->conv_verify.flags = RSSM_CHECK_DEEP; /* reads the device */
+    for (ec_call call = EC_VERIFY; !l->prepared && call <= EC_VALIDATE_CONV; call++) {
+        if (call != EC_VALIDATE_VERIFY && call != EC_VALIDATE_CONV)
+            continue;
+        c->plugin = other;
+        outcome o = run(c, call);
+        c->plugin = whole;
+        ck_assert_msg(o.status == RSSM_ERR_STATE, "deep %s before prepare: %s", ec_name(call), o.err.message);
     }
     h_teardown(&other);
     ec_free(c);

@@ -106,6 +106,7 @@ static void make_usual(dc_options *o, uint64_t *random)
     s->H = 1;
     s->HV = 1 + (int32_t)pick(random, 3);
     s->layers = 1;
+    o->no_ring = false;
     s->L = 2 + (int32_t)pick(random, 15);
     s->drafts = 1 + (int32_t)pick(random, s->L - 1);
     s->io = s->ring = s->gate = s->out = RSSM_DTYPE_BFLOAT16;
@@ -195,6 +196,35 @@ static void run_case(int64_t number, const bool *skip, hi_figures *figures)
     hi_free(w);
 }
 
+/* From one engine to another and back, where either may be the GPU. */
+static void run_handover(int64_t number, hi_figures *figures)
+{
+    uint64_t seed = (uint64_t)number + 1, random = seed * 0xD1342543DE82EF95u;
+    bool trajectory;
+    dc_options options = pick_options(&random, &trajectory), other = options;
+    other.engine = with_gpu() ? 0 : pick_engine(&random);
+    hi_world *a = hi_new(&options, trajectory, !on_gpu(&options), seed, figures);
+    hi_world *b = hi_new(&other, trajectory, !on_gpu(&other), seed, figures);
+    int64_t part = read_settings().operations / 4;
+    for (int64_t op = 0; op < part; op++)
+        hi_operation(a, op);
+    hi_hand_over(a, b);
+    for (int64_t op = part; op < 2 * part; op++)
+        hi_operation(b, op);
+    hi_hand_over(b, a);
+    for (int64_t op = 2 * part; op < 3 * part; op++)
+        hi_operation(a, op);
+    hi_free(a);
+    hi_free(b);
+}
+
+START_TEST(test_handover)
+{
+    hi_figures figures = {0};
+    run_handover(read_settings().first + _i, &figures);
+}
+END_TEST
+
 START_TEST(test_case)
 {
     hi_figures figures = {0};
@@ -218,6 +248,11 @@ void history_tests(h_suite *suite)
     h_add(suite, &(h_tests){.name = "histories",
                             .test = test_case,
                             .count = (int)(read_settings().last - read_settings().first),
+                            .timeout = 300,
+                            .extension = RSSM_EXT_SLOTS});
+    h_add(suite, &(h_tests){.name = "hand-over",
+                            .test = test_handover,
+                            .count = (int)(read_settings().last - read_settings().first + 7) / 8,
                             .timeout = 300,
                             .extension = RSSM_EXT_SLOTS});
 }

@@ -3,7 +3,6 @@
 import torch
 
 import cases
-import decode_peers
 from cases import Exact
 
 CHECKED_ROWS = 16  # of a batch
@@ -121,7 +120,7 @@ def compare_windows(case, bound, pool, inputs, cursors):
     """The same for a window: outputs of all its tokens, and the states of rows that folded (or that wrote theirs)."""
     check, results = Check(case, pool, inputs, cursors, case.L), []
     for contender, step in bound:
-        if not getattr(contender, "checked", True):
+        if not contender.checked:
             results.append({})
             continue
         out = check.launch(step)
@@ -132,14 +131,13 @@ def compare_windows(case, bound, pool, inputs, cursors):
             exact_out, window = exact.token(window, rows=check.take * case.tokens + t)
             outs.append(exact_out)
         held = contender.folds(counts, case) if contender.records_before else torch.ones_like(counts).bool()
-        rows = held & False if not getattr(contender, "folds_checked", True) else held
-        good = ~held if not getattr(contender, "folds_checked", True) else torch.ones_like(held)
+        good = torch.ones_like(held) if contender.folds_checked else ~held
         if not bool(good.any()):
             results.append({})
             continue
         exact_outs = torch.stack(outs, 1)
         found = check.found(out[good], exact_outs[good], check.states(contender),
-                            start if contender.records_before else window, rows)
+                            start if contender.records_before else window, held & good)
         if contender.source == "this tree":
             found["output_error_of_records"] = cases.error(out, window_of_records(case, exact, start, held, check.take))
         results.append(found)

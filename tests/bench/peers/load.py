@@ -125,7 +125,8 @@ class Finder:
             return spec
         if place.is_dir():
             if name in EXECUTED and (place / "__init__.py").exists():
-                return importlib.util.spec_from_file_location(name, place / "__init__.py", submodule_search_locations=[str(place)])
+                return importlib.util.spec_from_file_location(name, place / "__init__.py",
+                                                              submodule_search_locations=[str(place)])
             spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [str(place)]
             return spec

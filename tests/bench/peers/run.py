@@ -17,8 +17,11 @@ import torch
 import abi
 import cases
 import compare
-import decode_peers
+import contender
+import delta_peers
+import flashinfer_peers
 import load
+import mamba_peers
 import measure
 import tables
 import verify_peers
@@ -79,9 +82,9 @@ def timed(steps, layers, phases, rounds, device):
 
 
 def fill(report, bound, errors, times, floor_of, ours):
-    for (contender, _), found, us in zip(bound, errors, times):
+    for (peer, _), found, us in zip(bound, errors, times):
         report["results"].append(
-            dict(name=contender.name, kind=contender.kind, us=us, over_floor=us["median"] / floor_of(contender), **found))
+            dict(name=peer.name, kind=peer.kind, us=us, over_floor=us["median"] / floor_of(peer.kind), **found))
     base = [r["us"]["median"] for r in report["results"] if r["name"] == ours]
     for result in report["results"]:
         result["over_ours"] = result["us"]["median"] / base[0] if base else None
@@ -96,8 +99,8 @@ def step_case(case, contenders, device, rounds, bandwidth):
     report = case_report(case, layers, unfit)
     report["floor_us"] = case.floor_bytes() / bandwidth * 1e6
     report["floor_read_write_us"] = case.floor_bytes(False) / bandwidth * 1e6
-    floor_of = lambda contender: report["floor_us" if contender.kind == "replay" else "floor_read_write_us"]
-    fill(report, bound, errors, timed(steps, layers, len(cursors.counts), rounds, device), floor_of, decode_peers.Ours.name)
+    floor_of = lambda kind: report["floor_us" if kind == "replay" else "floor_read_write_us"]
+    fill(report, bound, errors, timed(steps, layers, len(cursors.counts), rounds, device), floor_of, contender.Ours.name)
     for step in steps:
         step.close()
     return report
@@ -112,7 +115,7 @@ def window_case(case, contenders, device, rounds, bandwidth):
     errors = compare.compare_windows(case, bound, pool, inputs, cursors)
     steps = [step for _, step in bound]
     report = dict(case_report(case, layers, unfit), tokens=case.tokens, floor_us=case.verify_floor_bytes() / bandwidth * 1e6)
-    fill(report, bound, errors, timed(steps, layers, len(cursors.counts), rounds, device), lambda contender: report["floor_us"],
+    fill(report, bound, errors, timed(steps, layers, len(cursors.counts), rounds, device), lambda kind: report["floor_us"],
          verify_peers.Ours.name)
     for step in steps:
         step.close()
@@ -128,10 +131,10 @@ def trajectory(case, contenders, device):
     for _, step in bound:
         step.close()
     rows, start = torch.arange(case.batch, device=device), pool.save()
-    for contender, _ in bound:
+    for peer, _ in bound:
         pool.restore(start)
         inputs = Inputs(case, device)
-        step = contender.bind(case, pool, inputs, cursors)
+        step = peer.bind(case, pool, inputs, cursors)
         exact = Exact(case, inputs, rows)
         state, off, norm = pool.state[0][pool.slots.long()].double(), 0.0, 0.0
         for t in range(TRAJECTORY_WINDOWS * case.L):
@@ -144,7 +147,7 @@ def trajectory(case, contenders, device):
             got = (inputs.out if inputs.last is None else inputs.last).view(out.shape).double()
             off, norm = off + float((got - out).square().sum()), norm + float(out.square().sum())
         end = pool.state[0][pool.slots.long()]
-        report.append(dict(name=contender.name, kind=contender.kind, output_error=(off / norm)**0.5,
+        report.append(dict(name=peer.name, kind=peer.kind, output_error=(off / norm)**0.5,
                            state_error=cases.error(end, state), state_rounding=cases.rounding(state, case.state)))
         step.close()
     return dict(family=case.family, state=name_of(case.state), io=name_of(case.io), batch=case.batch, ring_length=case.L,
@@ -201,7 +204,8 @@ def main():
     options = arguments()
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     plugin, library = abi.Plugin(options.plugin), load.Library(options.peers)
-    found = {"decode": decode_peers.available(library), "verify": decode_peers.available(library, verify_peers.PEERS)}
+    found = {"decode": contender.available(library, delta_peers.PEERS + mamba_peers.PEERS + flashinfer_peers.PEERS),
+             "verify": contender.available(library, verify_peers.PEERS)}
     wanted = {table: [peer for peer in peers if options.only in peer.name] for table, (peers, _) in found.items()}
     bandwidth = measure.copy_bandwidth(device) if device.type == "cuda" else 1e9
     report = header(plugin, device, bandwidth, found)
@@ -209,7 +213,7 @@ def main():
     for table, (_, missing) in found.items():
         for name, reason in missing:
             print(f"skipped ({table}): {name}: {reason}")
-    steps = [decode_peers.Ours(plugin), decode_peers.OursReadWrite(plugin), *wanted["decode"]]
+    steps = [contender.Ours(plugin), contender.OursReadWrite(plugin), *wanted["decode"]]
     windows = [verify_peers.OursPlain(plugin), *wanted["verify"]]
     if options.verify_batch and verify_works(plugin, device):
         windows.insert(0, verify_peers.Ours(plugin))

@@ -10,8 +10,10 @@ import types
 import torch
 
 import abi
-from decode_peers import Contender, CheckpointingSsu, FlashInferModule, Function, OurStep, step_tensors, tied
+from contender import Contender, Function, OurStep, Step, step_tensors
+from flashinfer_peers import CheckpointingSsu, FlashInferModule
 from load import Unavailable
+from mamba_peers import tied
 
 
 class VerifyCursors:
@@ -30,14 +32,12 @@ class VerifyCursors:
 
 class VerifyContender(Contender):
     records_before = True  # reads records of earlier windows; else the state is whole before every window
-    folds_first = True  # a window without room folds the records into the state first
+    checked = True  # against float64
+    folds_checked = True  # rows that fold, too
 
     def folds(self, counts, case):
         """Rows whose state[slot] holds all `counts` records once the window has run."""
         return counts + case.tokens > case.L
-
-    def unfit(self, case):
-        return None if case.family in self.families else "another family"
 
 
 class Ours(VerifyContender):
@@ -53,7 +53,7 @@ class Ours(VerifyContender):
         return OurVerify(self.plugin, case, pool, inputs, cursors)
 
 
-class OurVerify:
+class OurVerify(Step):
 
     def __init__(self, plugin, case, pool, inputs, cursors):
         self.case, self.pool, self.cursors, device = case, pool, cursors, pool.device
@@ -74,9 +74,6 @@ class OurVerify:
 
     def __call__(self, layer, phase):
         self.launch[layer, phase]()
-
-    def finish(self, phase):
-        pass
 
     def close(self):
         self.instance.close()
@@ -112,7 +109,8 @@ class OurPlainSteps(OurStep):
         tensors = [{name: token(t, name, tensor) for name, tensor in step_tensors(case, inputs).items()}
                    for t in range(case.tokens)]
         count = len(self.rows)
-        self.launch = {(i, phase, t): self.instance.launcher(i, dict(tensors[t], **layers[i], rows=self.rows[(phase + t) % count]))
+        make = lambda i, phase, t: self.instance.launcher(i, dict(tensors[t], **layers[i], rows=self.rows[(phase + t) % count]))
+        self.launch = {(i, phase, t): make(i, phase, t)
                        for i in range(len(layers)) for phase in {i % count, 0} for t in range(case.tokens)}
         for phase in range(count):
             self.begin(phase)
@@ -125,9 +123,6 @@ class OurPlainSteps(OurStep):
     def __call__(self, layer, phase):
         for t in range(self.tokens):
             self.launch[layer, phase, t]()
-
-    def finish(self, phase):
-        pass
 
 
 class VerifyFunction(Function):
