@@ -41,19 +41,19 @@
 /* X(family, state, V, VT, TB, blocks, fill): VT state rows per block, windows of up to TB tokens; `blocks` per multiprocessor
  * bounds the registers. Of a bucket the first variant is taken that has at least `fill` blocks per multiprocessor to run;
  * where none has, the one with the smallest tile. The figures are measured (H200). */
-#define RSSM_VERIFY_LIST_DELTA(X, family) \
-    X(family, f32, 128, 128, 4, 2, 1)     \
-    X(family, f32, 128, 64, 4, 4, 0)      \
-    X(family, f32, 128, 128, 8, 2, 1)     \
-    X(family, f32, 128, 64, 8, 3, 0)      \
-    X(family, f32, 128, 64, 16, 2, 0)     \
-    X(family, bf16, 128, 128, 4, 4, 1)    \
-    X(family, bf16, 128, 64, 4, 5, 0)     \
-    X(family, bf16, 128, 128, 8, 4, 1)    \
-    X(family, bf16, 128, 64, 8, 4, 0)     \
+#define RSSM_VERIFY_LIST_DELTA(X, family, fill4, fill8) \
+    X(family, f32, 128, 128, 4, 2, fill4)               \
+    X(family, f32, 128, 64, 4, 4, 0)                    \
+    X(family, f32, 128, 128, 8, 2, fill8)               \
+    X(family, f32, 128, 64, 8, 3, 0)                    \
+    X(family, f32, 128, 64, 16, 2, 0)                   \
+    X(family, bf16, 128, 128, 4, 4, 1)                  \
+    X(family, bf16, 128, 64, 4, 5, 0)                   \
+    X(family, bf16, 128, 128, 8, 4, 1)                  \
+    X(family, bf16, 128, 64, 8, 4, 0)                   \
     X(family, bf16, 128, 128, 16, 2, 0)
-#define RSSM_VERIFY_LIST_KDA(X) RSSM_VERIFY_LIST_DELTA(X, kda)
-#define RSSM_VERIFY_LIST_GDN(X) RSSM_VERIFY_LIST_DELTA(X, gdn)
+#define RSSM_VERIFY_LIST_KDA(X) RSSM_VERIFY_LIST_DELTA(X, kda, 4, 1)
+#define RSSM_VERIFY_LIST_GDN(X) RSSM_VERIFY_LIST_DELTA(X, gdn, 3, 4)
 #define RSSM_VERIFY_LIST_MAMBA2(X)     \
     X(mamba2, f32, 64, 64, 4, 5, 0)    \
     X(mamba2, bf16, 64, 128, 4, 4, 2)  \
@@ -62,7 +62,7 @@
     X(mamba2, f32, 64, 64, 16, 4, 0)   \
     X(mamba2, bf16, 64, 128, 8, 4, 2)  \
     X(mamba2, bf16, 64, 64, 8, 5, 0)   \
-    X(mamba2, bf16, 64, 128, 16, 3, 0) \
+    X(mamba2, bf16, 64, 128, 16, 3, 2) \
     X(mamba2, bf16, 64, 64, 16, 4, 0)
 
 #endif

@@ -316,9 +316,12 @@ static double difference(const window_case *c, const unsigned char *a, const uns
     return error == 0 ? 0 : isnan(error) || size == 0 ? (double)INFINITY : sqrt(error / size);
 }
 
-/* float32: sums in another order. 16 bit: a few records and outputs near a tie round the other way. */
+/* float32: sums in another order. 16 bit: a few records and outputs near a tie round the other way. A 16-bit state is rounded
+ * when it folds, and a window does not fold when plain steps do: that is drift, whose bar maths.md has. */
 static double bar(const window_case *c)
 {
+    if (c->r->spec.state != F32)
+        return 6e-3;
     return c->r->tensors[0][RSSM_T_OUT].dtype.bits == 32 ? 5e-6 : 1e-3;
 }
 
