@@ -13,7 +13,9 @@
  * checkpoint. Plain steps, windows, forced flushes and slot operations may come in any order on a slot.
  *
  * A window longer than max_T or below 0, or tokens beyond those that verify is given, make a padding row and set
- * RSSM_FAULT_SEQLENS. Tokens of a padding row whose lengths are sane get zeros; tokens that no row has are left alone.
+ * RSSM_FAULT_SEQLENS. Tokens of a padding row whose lengths are sane get zeros; tokens that no row has are left alone. The
+ * fold that verify_begin has decided on happens all the same. A slot that was reset, imported, loaded or copied to since
+ * verify_begin has no window any more: commit may not notice, so leave its row out (slot -1).
  * get_extension(RSSM_EXT_VERIFY) gives a rssm_verify_api. */
 #ifndef RSSM_VERIFY_H_
 #define RSSM_VERIFY_H_

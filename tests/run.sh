@@ -5,7 +5,7 @@
 set -u
 cd "$(dirname "$0")/.."
 
-stages="install format gcc clang asan tsan cuda readme"
+stages="install format lint gcc clang abi asan tsan cuda coverage fuzz readme"
 if [ "${1:-}" = list ]; then
     echo "$stages"
     exit 0
@@ -95,6 +95,48 @@ stage_cuda() {
     check "one exported symbol with CUDA" tests/symbols.sh build-cuda/plugin/replayssm.so
 }
 
+# The ABI's types against the committed baseline, and hosts that were compiled with older headers.
+stage_abi() {
+    local dir=build-abi
+    [ -f $dir/build.ninja ] || CC=gcc meson setup $dir --fatal-meson-warnings --werror -Dcuda=disabled \
+        -Dbuildtype=debugoptimized -Dtests=false > /dev/null || return 1
+    ninja -C $dir plugin/replayssm.so || return 1
+    check "ABI gate" tests/abi/gate.sh $dir/gate $dir/plugin/replayssm.so
+    check "hosts of older headers" tests/abi/hosts.sh $dir/hosts $dir/plugin/replayssm.so
+}
+
+# Each fuzzer for some seconds: enough to find what a change has just broken. tests/nightly.sh runs them long.
+stage_fuzz() {
+    tests/fuzz/run.sh 20 | tee build-fuzz.log
+    local rc=${PIPESTATUS[0]}
+    count_log build-fuzz.log
+    rm -f build-fuzz.log
+    return "$rc"
+}
+
+# One file per process: clang-tidy 14 mixes up the va_lists of several.
+stage_lint() {
+    [ -f build-clang/build.ninja ] || CC=clang meson setup build-clang --fatal-meson-warnings --werror -Dcuda=disabled > /dev/null || return 1
+    check "cppcheck" cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
+        --suppressions-list=tests/cppcheck.txt --error-exitcode=1 -j 2 -Iabi -Iplugin -D__x86_64__ -D__linux__ \
+        -D__BYTE_ORDER__=1 -D__ORDER_LITTLE_ENDIAN__=1 plugin/core plugin/cpu plugin/cuda examples
+    git ls-files 'plugin/core/*.c' 'plugin/cpu/*.c' | grep -v neon > build-clang/linted.txt
+    check "clang-tidy" xargs -a build-clang/linted.txt -P 2 -n 1 clang-tidy -p build-clang --quiet
+}
+
+# Lines and branches of the host's code that the tests reach; what they do not reach is listed in docs/testing.md. (SANITIZED: the
+# tests of the .so as a file skip what an instrumented one cannot hold.)
+stage_coverage() {
+    local dir=build-coverage
+    find $dir -name '*.gcda' -delete 2> /dev/null
+    CC=gcc variant $dir "abi config decode kernels" -Dcuda=disabled -Ddebug=true -Doptimization=1 \
+        -Db_coverage=true -Dc_args=-DSANITIZED=1 || return 1
+    check "95 % of lines, 85 % of branches" gcovr -r . --object-directory $dir --filter 'plugin/(core|cpu)/' \
+        --exclude-unreachable-branches --print-summary --fail-under-line 95 --fail-under-branch 85 --output $dir/lines.txt
+    gcovr -r . --object-directory $dir --filter 'plugin/(core|cpu)/' --exclude-unreachable-branches --branches \
+        --output $dir/branches.txt
+}
+
 # What a program printed matters only when it fails.
 quietly() {
     local out
@@ -114,7 +156,7 @@ stage_readme() {
     check "minimal host" quietly build/examples/minimal build/plugin/replayssm.so configs/qwen3.5-35b-a3b.json
 }
 
-budget_install=300 budget_format=30 budget_gcc=420 budget_clang=420 budget_asan=600 budget_tsan=300 budget_cuda=420 budget_readme=300
+budget_install=300 budget_format=30 budget_lint=240 budget_abi=90 budget_coverage=420 budget_fuzz=240 budget_gcc=420 budget_clang=420 budget_asan=600 budget_tsan=300 budget_cuda=420 budget_readme=300
 table=""
 total=0
 for stage in $stages; do

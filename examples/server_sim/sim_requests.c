@@ -231,8 +231,9 @@ static int preempt(sim *s, request *r)
     if (code == EXIT_OK)
         code = host_check(h, s->slots->save(h->plugin, r->slot, r->saved, bytes, &r->saved_bytes, s->stream, &h->error),
                           "save");
-    if (code == EXIT_OK)
-        code = release(s, r);
+    if (code != EXIT_OK)
+        return code; /* it still runs */
+    code = release(s, r);
     s->t.preempted++;
     r->state = REQUEST_PREEMPTED;
     push(&s->preempted, r);

@@ -337,7 +337,7 @@ static rssm_status keep_map(layer_map *map)
     if (!layers)
         return rssm_out_of_memory(r->err);
     for (int32_t i = 0, at = 0; i < map->n; i++)
-        if (map->linear[i])
+        if (map->linear[i]) /* all lists are read: there. NOLINT(clang-analyzer-core.NullDereference) */
             layers[at++] = i;
     r->model->num_layers = map->n;
     r->model->num_linear = count;

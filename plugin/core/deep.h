@@ -32,7 +32,7 @@ rssm_status rssm_check_slots_deep(const rssm_plugin *plugin, const rssm_slot_lis
 rssm_status rssm_check_copy_deep(const rssm_plugin *plugin, const rssm_copy_args *args, rssm_error *err);
 
 /* A cursor of the pool, by its values. where: "slot 5", "the stream". */
-rssm_status rssm_check_cursor_values(const rssm_plugin *plugin, rssm_status status, const int32_t cursor[4],
+rssm_status rssm_check_cursor_values(const rssm_plugin *p, rssm_status failure, const int32_t cursor[4],
                                      const char *where, rssm_error *err);
 
 #endif

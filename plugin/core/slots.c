@@ -119,7 +119,8 @@ static rssm_status check_decay(const rssm_plugin *p, const decay_weights *w, int
     rssm_dims_of dims = p->rank.dims;
     if (!t)
         return rssm_missing(role, "", err);
-    return rssm_check_tensor(p, rssm_family_role(p->rank.family, role), t, &dims, err);
+    rssm_status status = rssm_check_tensor(p, rssm_family_role(p->rank.family, role), t, &dims, err);
+    return status ? status : check_apart_from_pool(p, role, t, err);
 }
 
 /* ---- import and export ------------------------------------------------------------------------------------------ */
@@ -293,7 +294,7 @@ static rssm_state_io make_state_io(const rssm_plugin *p, const rssm_state_args *
         };
     }
     return (rssm_state_io){
-        .n = args->slots->shape[0],
+        .n = args->slots->shape[0], /* checked. NOLINT(clang-analyzer-core.NullDereference) */
         .slots = rssm_index_of(args->slots),
         .layers = p->slot_scratch->layers,
         .transposed = args->order == RSSM_STATE_KV,

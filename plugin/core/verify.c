@@ -32,13 +32,13 @@ static rssm_status check_begin_tensors(const rssm_plugin *p, const rssm_verify_b
         status = rssm_missing(RSSM_T_ROWS, ": rows_out is NULL", err);
     if (!status)
         status = rssm_check_list(p, RSSM_T_SLOTS, RSSM_SYM_B, args->slots, &dims, err);
-    dims.of[RSSM_SYM_B1] = dims.of[RSSM_SYM_B] + 1;
+    if (!status)
+        status = rssm_check_batch(p, &dims, err); /* before B + 1 */
+    dims.of[RSSM_SYM_B1] = status ? -1 : dims.of[RSSM_SYM_B] + 1;
     if (!status)
         status = rssm_check_list(p, RSSM_T_CU_SEQLENS, RSSM_SYM_B1, args->cu_seqlens, &dims, err);
     if (!status)
         status = rssm_check_rows(p, args->rows_out, &dims, err);
-    if (!status)
-        status = rssm_check_batch(p, &dims, err);
     const rssm_named_list lists[] = {{"slots", args->slots}, {"cu_seqlens", args->cu_seqlens}};
     return status ? status : rssm_check_rows_out(p, args->rows_out, lists, 2, err);
 }

@@ -27,10 +27,10 @@ static void zero_output(const rssm_step *step, int64_t token, int64_t hv)
     memset(out, 0, (size_t)(step->V * element));
 }
 
-/* One row and value head. A window of no tokens has nothing to do, not even a fold. */
+/* One row and value head. A window of no tokens has nothing to do; but see without_tokens in cursor.c for its fold. */
 static void do_unit(const batch *batch, rssm_worker *worker, const rssm_row *row, int64_t b, int64_t hv)
 {
-    if (row->slot >= 0 && row->len > 0)
+    if (row->slot >= 0 && (row->len > 0 || row->flush))
         batch->head(worker, batch->step, row, b, hv);
     for (int64_t i = 0; row->slot < 0 && i < row->len; i++)
         zero_output(batch->step, row->start + i, hv);

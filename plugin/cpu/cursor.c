@@ -57,12 +57,26 @@ static int take_tokens(const int32_t *r, int64_t tokens, int32_t max_T, rssm_row
     return is_sane;
 }
 
+static int records_are_valid(const rssm_step *step, const rssm_row *row)
+{
+    return row->base >= 0 && row->base < step->R && row->count >= 0 && row->count <= step->L && step->d_cache.data;
+}
+
 /* A window's flush is no choice: it happens iff the tokens have no room beside the records. */
 static int window_is_valid(const rssm_step *step, const rssm_row *row)
 {
-    if (row->base < 0 || row->base >= step->R || row->count < 0 || row->count > step->L || !step->d_cache.data)
-        return 0;
-    return row->flush == (row->count + row->len > step->L) && row->count + row->len <= step->R;
+    return records_are_valid(step, row) && row->flush == (row->count + row->len > step->L) &&
+           row->count + row->len <= step->R;
+}
+
+/* A window out of range. verify_begin has entered its fold into the cursor, so that takes place all the same. */
+static rssm_row without_tokens(const rssm_step *step, rssm_row row, uint32_t *fault)
+{
+    if (!row.flush || rssm_is_padding(row.slot, step->S, step->pad_slot) || !records_are_valid(step, &row))
+        return padding_of(row, RSSM_FAULTBIT_SEQLENS, fault);
+    *fault |= RSSM_FAULTBIT_SEQLENS;
+    row.start = row.len = 0;
+    return row;
 }
 
 rssm_row rssm_cpu_window_row(const rssm_window *window, int64_t b, uint32_t *fault)
@@ -71,7 +85,7 @@ rssm_row rssm_cpu_window_row(const rssm_window *window, int64_t b, uint32_t *fau
     const int32_t *r = step->rows + b * step->rows_row;
     rssm_row row = {.slot = r[0], .base = r[1], .count = r[2], .flush = r[3] != 0, .conv = r[4]};
     if (!take_tokens(r, window->tokens, window->max_T, &row))
-        return padding_of(row, RSSM_FAULTBIT_SEQLENS, fault);
+        return without_tokens(step, row, fault);
     if (rssm_is_padding(row.slot, step->S, step->pad_slot))
         return padding_of(row, 0, fault);
     return window_is_valid(step, &row) ? row : padding_of(row, RSSM_FAULTBIT_CURSOR, fault);

@@ -212,7 +212,7 @@ static void import_history(unit *u)
             rssm_store_f32(u->conv.dtype, ring_side(u), c * columns + columns - width + i, x, &saturated);
         }
     if (saturated)
-        u->worker->fault |= RSSM_FAULTBIT_STATE;
+        u->worker->fault |= RSSM_FAULTBIT_RING;
 }
 
 static void export_history(unit *u)
@@ -227,7 +227,7 @@ static void export_history(unit *u)
             rssm_store_f32(u->layer->conv_dtype, history_side(u), c * width + i, x, &saturated);
         }
     if (saturated)
-        u->worker->fault |= RSSM_FAULTBIT_STATE;
+        u->worker->fault |= RSSM_FAULTBIT_RING;
 }
 
 /* ---- a call ---- */

@@ -23,6 +23,10 @@ DEVICE void slice_expect(uint32_t bytes, uint64_t *bar, int lane)
         const uint32_t b = shared_address(bar);
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(b) : "memory");
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp(); /* for racecheck: it takes the two accesses for different lanes' */
+    if (lane == 0) {
+        const uint32_t b = shared_address(bar);
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
     }
 }

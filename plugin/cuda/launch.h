@@ -61,6 +61,18 @@ static inline int rssm_cuda_io_is(const rssm_step *s, int32_t dtype)
     return s->out_dtype == dtype && (s->L == 1 || (s->k_cache.dtype == dtype && s->d_cache.dtype == dtype));
 }
 
+/* The tuned kernels take strides (elements) as 32 bits, and find the key head of hv by floats;
+ * rows are read 16 bytes at a time. */
+static inline int rssm_cuda_numbers_fit(const rssm_step *s)
+{
+    const int64_t n[] = {s->q.row,   s->k.row,        s->v.row,        s->a.row,        s->b.row,      s->z.row,
+                         s->out_row, s->d_cache.slot, s->k_cache.slot, s->g_cache.slot, s->state.slot, s->rows_row};
+    for (int i = 0; i < (int)(sizeof n / sizeof n[0]); ++i)
+        if (n[i] < 0 || n[i] > INT32_MAX)
+            return 0;
+    return s->HV <= 1024 && ((uintptr_t)s->rows & 15) == 0 && s->rows_row % 4 == 0;
+}
+
 /* Whether this variant can run this step. */
 static inline int rssm_cuda_variant_fits(const rssm_cuda_variant *v, const rssm_step *s)
 {
@@ -70,7 +82,7 @@ static inline int rssm_cuda_variant_fits(const rssm_cuda_variant *v, const rssm_
         return 0;
     if (v->tile > v->V && s->HV / s->H % (v->tile / v->V) != 0) /* heads of a block share their key head */
         return 0;
-    if (!rssm_cuda_pool_fits(&s->state))
+    if (!rssm_cuda_pool_fits(&s->state) || !rssm_cuda_numbers_fit(s))
         return 0;
     return !v->ring ||
            (rssm_cuda_pool_fits(&s->d_cache) && rssm_cuda_pool_fits(&s->k_cache) && rssm_cuda_pool_fits(&s->g_cache));

@@ -82,6 +82,32 @@ DEVICE float inverse_root(float x)
     return x > 1e-30f && x < 1e30f ? better : 1.0f / sqrtf(x);
 }
 
+#define LOG2E 1.4426950408889634f
+
+/* 2^x to 2^-22 of its value; what is below 2^-126 becomes zero. */
+DEVICE float exp2_approx(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
+
+/* 1 / x to 2^-23, for x in 2^-126 .. 2^126. */
+DEVICE float reciprocal(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
+#endif
+}
+
 DEVICE float softplus(float x)
 {
     return x > 20.0f ? x : log1pf(expf(x));

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define RSSM_CUDA_MAX_RING  16 /* L of a tuned kernel */
-#define RSSM_CUDA_ORDER_MIN 8  /* rows of a call for which rows[i][7] is looked at */
+#define RSSM_CUDA_ORDER_MIN 12 /* rows of a call for which rows[i][7] is looked at */
 #define RSSM_CUDA_ORDER_MAX 192
 
 #define RSSM_CUDA_GENERAL_ROWS    32 /* state rows per block of the general kernel */
@@ -30,21 +30,30 @@
 /* A fold on tensor cores needs a bfloat16 ring; keys (KDA: decayed) are bfloat16 terms. Otherwise records are floats. */
 #define RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io) ((ring) && (io) == 2 && (VT) / ((NT) / 32) % 16 == 0)
 #define RSSM_CUDA_K_TERMS(family, dtype)        ((family) != 1 ? 1 : (dtype) == 1 ? 3 : 2)
-#define RSSM_CUDA_FOLD(family, dtype, K, VT, NT, ring, io)   \
-    (RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io)                 \
-         ? RSSM_CUDA_K_TERMS(family, dtype) * 32 * ((K) + 8) \
-         : 4 * RSSM_CUDA_NREC(ring) * ((K) + (NT) / 8 * RSSM_CUDA_PAD4((VT) / ((NT) / 8))))
-/* The token's record for such a fold, which takes the place of q and k as given where those are no longer needed. */
-#define RSSM_CUDA_TOKEN(dtype, K, VT, NT, ring, io)                                      \
-    (!RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io) ? 8 * (K)                                  \
-     : (dtype) == 2                           ? RSSM_CUDA_MAX(8 * (K), 4 * ((K) + (VT))) \
-                                              : 8 * (K) + 4 * ((K) + (VT)))
+/* Three terms take more room than floats: those are split in the fold. */
+#define RSSM_CUDA_FOLD(family, dtype, K, VT, NT, ring, io)                                 \
+    (!RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io)                                              \
+         ? 4 * RSSM_CUDA_NREC(ring) * ((K) + (NT) / 8 * RSSM_CUDA_PAD4((VT) / ((NT) / 8))) \
+     : RSSM_CUDA_K_TERMS(family, dtype) == 3 ? 64 * (K)                                    \
+                                             : RSSM_CUDA_K_TERMS(family, dtype) * 32 * ((K) + 8))
+/* q and k as given, of which Mamba-2 needs one where scores come from tensor cores; then the token's record. */
+#define RSSM_CUDA_X_ROWS(family, ring, io) ((family) == 3 && (ring) && (io) == 2 ? 1 : 2)
+#define RSSM_CUDA_TOKEN(family, K, VT, NT, ring, io)          \
+    RSSM_CUDA_MAX(4 * (K)*RSSM_CUDA_X_ROWS(family, ring, io), \
+                  RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io) ? 4 * ((K) + (VT)) : 0)
+/* bfloat16 terms of the vectors that meet the state: 1 where q and k enter as given. */
+#define RSSM_CUDA_X_TERMS(family, io)            ((io) != 2 ? 3 : (family) == 1 ? 2 : 1)
+#define RSSM_CUDA_SCORE_IS_MMA(family, ring, io) ((ring) && (io) == 2 && (family) != 1)
+#define RSSM_CUDA_HALVES(family, dtype, K, ring, io)                             \
+    (RSSM_CUDA_READOUTS(family) * ((K) + 32) *                                   \
+     ((dtype) == 2                               ? RSSM_CUDA_X_TERMS(family, io) \
+      : RSSM_CUDA_SCORE_IS_MMA(family, ring, io) ? 1                             \
+                                                 : 0))
 #define RSSM_CUDA_SMEM(family, dtype, K, VT, NT, ring, io)                                      \
     ((VT) * (K) * ((dtype) == 1 ? 4 : 2) + RSSM_CUDA_FOLD(family, dtype, K, VT, NT, ring, io) + \
-     RSSM_CUDA_TOKEN(dtype, K, VT, NT, ring, io) + 4 * ((family) == 1 ? (K) : 0) +              \
-     4 * ((family) == 1 && (dtype) != 2 ? 2 * (K) : 0) +                                        \
-     ((dtype) == 2 ? 2 * (3 * RSSM_CUDA_READOUTS(family) * ((K) + 32) - 32) : 0) +              \
-     4 * (RSSM_CUDA_MAX((NT) / 32 * 16 * RSSM_CUDA_READOUTS(family), (family) == 1 ? (K) : 0) + (NT) / 32 * 10))
+     RSSM_CUDA_TOKEN(family, K, VT, NT, ring, io) + 4 * ((family) == 1 ? (K) : 0) +             \
+     2 * RSSM_CUDA_HALVES(family, dtype, K, ring, io) +                                         \
+     4 * ((NT) / 32 * 16 * RSSM_CUDA_READOUTS(family) + (NT) / 32 * 10))
 
 /* The numbers behind the names in the lists below. */
 enum { RSSM_CUDA_FAMILY_kda = 1, RSSM_CUDA_FAMILY_gdn = 2, RSSM_CUDA_FAMILY_mamba2 = 3 };
@@ -68,7 +77,7 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
     RSSM_CUDA_LIST_DELTA16(X, family, bf16, any, 4)     \
     RSSM_CUDA_LIST_DELTA16(X, family, f16, any, 4)
 #define RSSM_CUDA_LIST_DELTA32(X, family, io)          \
-    X(family, f32, 128, 128, 128, 128, ring, io, 2, 3) \
+    X(family, f32, 128, 128, 128, 128, ring, io, 3, 3) \
     X(family, f32, 128, 128, 64, 128, ring, io, 4, 0)  \
     X(family, f32, 128, 128, 64, 128, rw, io, 5, 3)    \
     X(family, f32, 128, 128, 32, 128, rw, io, 5, 0)
@@ -89,15 +98,14 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
     RSSM_CUDA_LIST_M2_16(X, f16, any, 4)
 #define RSSM_CUDA_LIST_M2_32(X, io, most)               \
     X(mamba2, f32, 128, 64, 64, 128, ring, io, most, 0) \
-    X(mamba2, f32, 128, 80, 160, 256, ring, io, 2, 3)   \
-    X(mamba2, f32, 128, 80, 80, 128, ring, io, 4, 0)    \
+    X(mamba2, f32, 128, 80, 80, 160, ring, io, 4, 0)    \
     X(mamba2, f32, 128, 32, 128, 128, ring, io, 2, 1)   \
     X(mamba2, f32, 128, 32, 32, 128, ring, io, 4, 0)    \
-    X(mamba2, f32, 256, 128, 64, 128, ring, io, 2, 0)   \
-    X(mamba2, f32, 256, 64, 64, 128, ring, io, 2, 0)    \
+    X(mamba2, f32, 256, 128, 64, 128, ring, io, 3, 0)   \
+    X(mamba2, f32, 256, 64, 64, 128, ring, io, 3, 0)    \
     X(mamba2, f32, 128, 64, 64, 128, rw, io, 4, 3)      \
     X(mamba2, f32, 128, 64, 32, 128, rw, io, 5, 0)      \
-    X(mamba2, f32, 128, 80, 80, 128, rw, io, 4, 0)      \
+    X(mamba2, f32, 128, 80, 80, 160, rw, io, 4, 0)      \
     X(mamba2, f32, 128, 32, 128, 128, rw, io, 2, 3)     \
     X(mamba2, f32, 128, 32, 32, 128, rw, io, 4, 0)      \
     X(mamba2, f32, 256, 128, 32, 128, rw, io, 4, 0)     \
@@ -105,17 +113,15 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
 #define RSSM_CUDA_LIST_M2_16(X, st, io, most)           \
     X(mamba2, st, 128, 64, 128, 128, ring, io, most, 3) \
     X(mamba2, st, 128, 64, 64, 128, ring, io, 4, 0)     \
-    X(mamba2, st, 128, 80, 80, 128, ring, io, 4, 0)     \
-    X(mamba2, st, 128, 32, 128, 128, ring, io, 4, 1)    \
+    X(mamba2, st, 128, 80, 80, 160, ring, io, most, 0)  \
+    X(mamba2, st, 128, 32, 128, 128, ring, io, most, 1) \
     X(mamba2, st, 128, 32, 32, 128, ring, io, 4, 0)     \
-    X(mamba2, st, 256, 128, 128, 256, ring, io, 1, 2)   \
-    X(mamba2, st, 256, 128, 64, 128, ring, io, 2, 0)    \
-    X(mamba2, st, 256, 64, 128, 256, ring, io, 1, 2)    \
-    X(mamba2, st, 256, 64, 64, 128, ring, io, 2, 0)     \
+    X(mamba2, st, 256, 128, 64, 128, ring, io, most, 0) \
+    X(mamba2, st, 256, 64, 64, 128, ring, io, most, 0)  \
     X(mamba2, st, 128, 64, 64, 128, rw, io, 4, 12)      \
     X(mamba2, st, 128, 64, 128, 128, rw, io, 4, 3)      \
     X(mamba2, st, 128, 64, 32, 128, rw, io, 5, 0)       \
-    X(mamba2, st, 128, 80, 80, 128, rw, io, 4, 0)       \
+    X(mamba2, st, 128, 80, 80, 160, rw, io, 4, 0)       \
     X(mamba2, st, 128, 32, 32, 128, rw, io, 4, 0)       \
     X(mamba2, st, 256, 128, 64, 128, rw, io, 2, 3)      \
     X(mamba2, st, 256, 128, 32, 128, rw, io, 4, 0)      \

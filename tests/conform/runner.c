@@ -50,6 +50,8 @@ static int run_test(const conform_case *c, int fd)
         free(failures);
     }
     srunner_free(runner);
+    if (!failed && h_had_no_family())
+        h_skip("it is about families that the plugin does not have");
     return failed ? EXIT_FAILED : 0;
 }
 

@@ -102,6 +102,8 @@ static CUresult in_context(int entry)
         return result;
     if (!state.current)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "no current context");
+    if (state.faulted && !lost)
+        lost = state.faulted;
     return lost;
 }
 

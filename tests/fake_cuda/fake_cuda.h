@@ -30,10 +30,12 @@ typedef struct fake_cuda {
     /* Knobs. */
     int64_t fail_at; /* this call, counted from 1 over all entries, does not happen and returns fail_with; 0 = none */
     CUresult fail_with; /* an error that ends a context stays: every later call that needs one returns it too        */
-    int missing;        /* FAKE_*: dlsym does not find this entry; -1 = all are there                                 */
-    int devices;        /* 0: cuInit says CUDA_ERROR_NO_DEVICE                                                        */
-    int64_t memory;     /* bytes that all allocations together may take                                               */
-    int shared;         /* bytes of shared memory that a block may have                                               */
+    CUresult
+        faulted;    /* a kernel has faulted or the device is gone: what calls in a context return from now on        */
+    int missing;    /* FAKE_*: dlsym does not find this entry; -1 = all are there                                 */
+    int devices;    /* 0: cuInit says CUDA_ERROR_NO_DEVICE                                                        */
+    int64_t memory; /* bytes that all allocations together may take                                               */
+    int shared;     /* bytes of shared memory that a block may have                                               */
     /* Counters. */
     int64_t calls, calls_of[FAKE_ENTRIES];
     int64_t lookups; /* dlsym of an entry */

@@ -13,6 +13,7 @@
 #include "rssm_conv.h"
 #include "rssm_fault.h"
 #include "rssm_slots.h"
+#include "rssm_verify.h"
 #include "unit/harness.h"
 
 static fake_cuda *fake; /* the driver's books */
@@ -48,11 +49,12 @@ typedef struct run {
     void *stream;
     /* Slot operations and the convolution. */
     h_tensor targets, states, history, conv_in, conv_weight, conv_out;
+    h_tensor ends, accepted; /* windows of one token each */
     void *saved;
     uint64_t saved_bytes;
 } run;
 
-enum { TAPS = 4 }; /* the width that h_dims gives */
+enum { TAPS = 4 /* the width that h_dims gives */, DRAFTS = 3 };
 
 static void to_device(h_tensor *tensor)
 {
@@ -68,6 +70,7 @@ static h_spec tuned(void)
                     .V = 128,
                     .num_slots = 6,
                     .S = 6,
+                    .drafts = DRAFTS,
                     .init_flags = RSSM_INIT_CONV_STATE};
 }
 
@@ -77,7 +80,7 @@ static void make_on_device(h_tensor *tensor, DLDataType type, int ndim, const in
     to_device(tensor);
 }
 
-/* Tensors of slot operations and of the convolution: the second half of the slots are copies' targets. */
+/* Tensors of slot operations, windows and of the convolution: the second half of the slots are copies' targets. */
 static void make_more(run *r)
 {
     const h_spec *s = &r->spec;
@@ -85,6 +88,12 @@ static void make_more(run *r)
     make_on_device(&r->targets, h_int_type(32), 1, (const int64_t[]){B});
     for (int64_t b = 0; b < B; b++)
         h_set(&r->targets.t, b, 0, 0, 0, (double)(B + b));
+    make_on_device(&r->ends, h_int_type(64), 1, (const int64_t[]){B + 1});
+    make_on_device(&r->accepted, h_int_type(32), 1, (const int64_t[]){B});
+    for (int64_t b = 0; b <= B; b++)
+        h_set(&r->ends.t, b, 0, 0, 0, (double)b);
+    for (int64_t b = 0; b < B; b++)
+        h_set(&r->accepted.t, b, 0, 0, 0, 1);
     make_on_device(&r->states, h_float_type(RSSM_DTYPE_FLOAT16), 4, (const int64_t[]){B, s->HV, s->K, s->V});
     make_on_device(&r->history, h_float_type(RSSM_DTYPE_FLOAT32), 3, (const int64_t[]){B, channels, TAPS - 1});
     make_on_device(&r->conv_in, h_float_type(s->io), 2, (const int64_t[]){B, channels});
@@ -128,8 +137,8 @@ static void run_free(run *r)
 {
     h_teardown(&r->plugin);
     h_call_free(r->call);
-    h_tensor *const all[] = {&r->slots,   &r->list,    &r->targets,     &r->states,
-                             &r->history, &r->conv_in, &r->conv_weight, &r->conv_out};
+    h_tensor *const all[] = {&r->slots,   &r->list,        &r->targets,  &r->states, &r->history,
+                             &r->conv_in, &r->conv_weight, &r->conv_out, &r->ends,   &r->accepted};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         h_tensor_free(all[i]);
     free(r->saved);
@@ -267,9 +276,41 @@ static rssm_status load(run *r, rssm_error *err)
     return slots_api()->load(r->plugin, 4, r->saved, r->saved_bytes, r->stream, err);
 }
 
-static rssm_status convolve(run *r, rssm_error *err)
+static const rssm_verify_api *verify_api(void)
 {
-    const rssm_conv_api *conv = h_api()->get_extension(RSSM_EXT_CONV);
+    return h_api()->get_extension(RSSM_EXT_VERIFY);
+}
+
+static rssm_status verify_begin(run *r, rssm_error *err)
+{
+    const rssm_verify_begin_args args = {.struct_size = sizeof args,
+                                         .slots = &r->slots.t,
+                                         .cu_seqlens = &r->ends.t,
+                                         .rows_out = r->call->roles[RSSM_T_ROWS],
+                                         .stream = r->stream,
+                                         .max_T = DRAFTS + 1};
+    return verify_api()->verify_begin(r->plugin, &args, err);
+}
+
+static rssm_status verify(run *r, rssm_error *err)
+{
+    r->call->args.stream = r->stream;
+    return verify_api()->verify(r->plugin, &r->call->args, err);
+}
+
+static rssm_status commit(run *r, rssm_error *err)
+{
+    const rssm_commit_args args = {.struct_size = sizeof args,
+                                   .rows = r->call->roles[RSSM_T_ROWS],
+                                   .accepted = &r->accepted.t,
+                                   .stream = r->stream};
+    return verify_api()->commit(r->plugin, &args, err);
+}
+
+typedef rssm_status (*conv_call)(rssm_plugin *, const rssm_decode_args *, rssm_error *);
+
+static rssm_status convolve_by(run *r, conv_call call, rssm_error *err)
+{
     const DLTensor *roles[RSSM_T_COUNT] = {[RSSM_T_ROWS] = r->call->roles[RSSM_T_ROWS],
                                            [RSSM_T_CONV] = r->call->roles[RSSM_T_CONV],
                                            [RSSM_T_CONV_IN] = &r->conv_in.t,
@@ -277,14 +318,30 @@ static rssm_status convolve(run *r, rssm_error *err)
                                            [RSSM_T_CONV_OUT] = &r->conv_out.t};
     const rssm_decode_args args = {
         .struct_size = sizeof args, .tensors = roles, .num_tensors = RSSM_T_COUNT, .stream = r->stream};
-    return conv->conv(r->plugin, &args, err);
+    return call(r->plugin, &args, err);
+}
+
+static const rssm_conv_api *conv_api(void)
+{
+    return h_api()->get_extension(RSSM_EXT_CONV);
+}
+
+static rssm_status convolve(run *r, rssm_error *err)
+{
+    return convolve_by(r, conv_api()->conv, err);
+}
+
+static rssm_status convolve_windows(run *r, rssm_error *err)
+{
+    return convolve_by(r, conv_api()->conv_verify, err);
 }
 
 typedef rssm_status (*action)(run *r, rssm_error *err);
 
-static const action scenario[] = {prepare,    pool_create,   reset,       begin,  decode,   fault_clear,
-                                  fault_read, decode,        begin_deep,  decode, convolve, import_states,
-                                  copy_slots, export_states, flush_slots, save,   load,     decode};
+static const action scenario[] = {prepare,      pool_create,      reset,       begin,  decode,   fault_clear,
+                                  fault_read,   decode,           begin_deep,  decode, convolve, import_states,
+                                  copy_slots,   export_states,    flush_slots, save,   load,     decode,
+                                  verify_begin, convolve_windows, verify,      commit};
 enum { NUM_ACTIONS = sizeof scenario / sizeof scenario[0] };
 
 static void must(run *r, action act, const char *name)
@@ -380,6 +437,10 @@ static const enqueued device_calls[] = {
     {import_states, 1, "rssm_slots_import"},
     {export_states, 1, "rssm_slots_export"},
     {flush_slots, 2, "rssm_slots_flush"}, /* the cursors move last */
+    {verify_begin, 1, "rssm_verify_begin"},
+    {convolve_windows, 1, "rssm_conv"},
+    {verify, 1, "rssm_verify_gdn"},
+    {commit, 1, "rssm_verify_commit"},
 };
 enum { NUM_DEVICE_CALLS = sizeof device_calls / sizeof device_calls[0] };
 
@@ -567,7 +628,8 @@ START_TEST(two_instances)
 {
     run first, second;
     run_new(&first, tuned());
-    h_spec other = {.family = RSSM_FAMILY_MAMBA2, .num_slots = 6, .S = 6, .init_flags = RSSM_INIT_CONV_STATE};
+    h_spec other = {
+        .family = RSSM_FAMILY_MAMBA2, .num_slots = 6, .S = 6, .drafts = DRAFTS, .init_flags = RSSM_INIT_CONV_STATE};
     run_new(&second, other);
     for (int i = 0; i < NUM_ACTIONS; i++) {
         MUST(&first, scenario[i]);
@@ -795,13 +857,139 @@ static bool fail_nth(int64_t n, CUresult error)
     return fake->failed >= 0;
 }
 
+static void say_figure(const char *what, CUresult error, int64_t n)
+{
+    if (getenv("RSSM_TEST_FIGURES"))
+        fprintf(stderr, "%s: %lld calls of the driver failed in turn with %d\n", what, (long long)n, (int)error);
+}
+
 START_TEST(every_call_may_fail)
 {
     int64_t n = 1;
     while (fail_nth(n, errors[_i]))
         n++;
     ck_assert_int_gt(n, 50); /* the whole scenario was walked */
+    say_figure("every call", errors[_i], n - 1);
     ck_assert_int_eq(fake->calls, n - 1);
+}
+END_TEST
+
+/* ---- beside another instance ------------------------------------------------------------------------------------ */
+
+/* What the other instance goes on with. */
+static const action beside[] = {begin,         decode,     verify_begin,  convolve_windows, verify, commit,
+                                import_states, copy_slots, export_states, flush_slots,      save,   fault_read};
+enum { NUM_BESIDE = sizeof beside / sizeof beside[0] };
+
+static const CUresult errors_beside[] = {CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_UNKNOWN, CUDA_ERROR_OUT_OF_MEMORY};
+enum { NUM_ERRORS_BESIDE = sizeof errors_beside / sizeof errors_beside[0] };
+
+/* The other works on, unless the context that both are in has died: then it says so. */
+static void check_other(run *other, CUresult error, const char *where)
+{
+    bool lost = ends_instance(error) && fake->failed >= 0;
+    for (int i = 0; i < NUM_BESIDE; i++) {
+        rssm_error err = h_error();
+        rssm_status status = beside[i](other, &err);
+        ck_assert_msg(status == (lost ? RSSM_ERR_DEVICE_LOST : RSSM_OK), "%s, the other's action %d: status %d: %s",
+                      where, i, status, err.message);
+        ck_assert_msg(!lost || err.cuda_error == (int32_t)error, "%s, the other's action %d: cuda_error %d", where, i,
+                      err.cuda_error);
+    }
+}
+
+static h_spec another(void)
+{
+    return (h_spec){
+        .family = RSSM_FAMILY_MAMBA2, .num_slots = 6, .S = 6, .drafts = DRAFTS, .init_flags = RSSM_INIT_CONV_STATE};
+}
+
+/* The n-th call of an instance's life fails, while another one is there; afterwards a third one works. */
+static bool fail_nth_beside(int64_t n, CUresult error)
+{
+    char where[128];
+    run r, other, third;
+    start();
+    run_new(&other, another());
+    for (int i = 0; i < NUM_ACTIONS; i++)
+        MUST(&other, scenario[i]);
+    run_new(&r, tuned());
+    fake->fail_at = fake->calls + n;
+    fake->fail_with = error;
+    rssm_error err = h_error();
+    for (int i = 0; i < NUM_ACTIONS && fake->failed < 0; i++)
+        scenario[i](&r, &err);
+    run_free(&r);
+    bool failed = fake->failed >= 0;
+    int entry = fake->failed;
+    snprintf(where, sizeof where, "call %lld (%s) gives %d", (long long)n, failed ? entry_names[entry] : "none",
+             (int)error);
+    if (!failed)
+        return false;
+    check_other(&other, error, where);
+    run_free(&other);
+    bool given_back = entry != FAKE_push && entry != FAKE_pop && entry != FAKE_primary_release;
+    if (given_back)
+        check_books(where);
+    if (given_back || !ends_instance(error)) { /* a dead context that is still held stays dead */
+        run_new(&third, tuned());
+        for (int i = 0; i < NUM_ACTIONS; i++)
+            MUST(&third, scenario[i]);
+        run_free(&third);
+    }
+    return true;
+}
+
+START_TEST(failures_stay_with_their_instance)
+{
+    int64_t n = 1;
+    while (fail_nth_beside(n, errors_beside[_i]))
+        n++;
+    ck_assert_int_gt(n, 50);
+    say_figure("beside another instance", errors_beside[_i], n - 1);
+}
+END_TEST
+
+/* What a driver reports after a kernel of this process, or the device itself, has died. */
+static const CUresult deaths[] = {CUDA_ERROR_ILLEGAL_ADDRESS,     CUDA_ERROR_LAUNCH_FAILED,
+                                  CUDA_ERROR_ECC_UNCORRECTABLE,   CUDA_ERROR_NVLINK_UNCORRECTABLE,
+                                  CUDA_ERROR_LAUNCH_TIMEOUT,      CUDA_ERROR_ASSERT,
+                                  CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_MISALIGNED_ADDRESS,
+                                  CUDA_ERROR_INVALID_PC,          CUDA_ERROR_HARDWARE_STACK_ERROR};
+enum { NUM_DEATHS = sizeof deaths / sizeof deaths[0] };
+
+/* A kernel faults some time after its launch, or the device goes: whichever call comes next says so, as do all later ones;
+ * teardown gives everything back, and a new instance works. */
+START_TEST(a_stream_in_error)
+{
+    for (int at = 2; at < NUM_ACTIONS; at++) {
+        char where[64];
+        run r;
+        start();
+        run_new(&r, tuned());
+        for (int i = 0; i < at; i++)
+            MUST(&r, scenario[i]);
+        fake->faulted = deaths[_i];
+        for (int i = at; i < NUM_ACTIONS; i++) {
+            if (scenario[i] == load && !r.saved_bytes)
+                continue; /* nothing was saved */
+            rssm_error err = h_error();
+            rssm_status status = scenario[i](&r, &err);
+            snprintf(where, sizeof where, "error %d before action %d, action %d", (int)deaths[_i], at, i);
+            ck_assert_msg(status == RSSM_ERR_DEVICE_LOST && err.status == status, "%s: status %d: %s", where, status,
+                          err.message);
+            ck_assert_msg(err.cuda_error == (int32_t)deaths[_i], "%s: cuda_error %d", where, err.cuda_error);
+        }
+        run_free(&r);
+        assert_nothing_held("after the device was lost");
+        ck_assert_int_eq(fake->depth, 0);
+        fake->faulted = CUDA_SUCCESS;
+        run_new(&r, tuned());
+        for (int i = 0; i < NUM_ACTIONS; i++)
+            MUST(&r, scenario[i]);
+        run_free(&r);
+        assert_nothing_held("after the next one");
+    }
 }
 END_TEST
 
@@ -903,6 +1091,10 @@ START_TEST(a_step_takes_no_memory)
         MUST(&r, copy_slots);
         MUST(&r, export_states);
         MUST(&r, flush_slots);
+        MUST(&r, verify_begin);
+        MUST(&r, convolve_windows);
+        MUST(&r, verify);
+        MUST(&r, commit);
         MUST(&r, fault_read);
         MUST(&r, fault_clear);
     }
@@ -989,6 +1181,8 @@ static Suite *suite(void)
         tcase_add_test(t, *tests[i]);
     tcase_add_loop_test(t, an_old_driver, 0, FAKE_ENTRIES);
     tcase_add_loop_test(t, every_call_may_fail, 0, NUM_ERRORS);
+    tcase_add_loop_test(t, failures_stay_with_their_instance, 0, NUM_ERRORS_BESIDE);
+    tcase_add_loop_test(t, a_stream_in_error, 0, NUM_DEATHS);
     suite_add_tcase(s, t);
     return s;
 }

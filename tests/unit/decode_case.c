@@ -143,6 +143,7 @@ static rec_model model_of(const dc_options *o, const h_spec *s)
 static void init_plugin(dc_case *c)
 {
     const dc_options *o = &c->options;
+    h_need_family(c->spec.family);
     rssm_dims dims = h_dims(&c->spec);
     dims.no_qk_norm = o->no_norm;
     dims.allow_neg_eigval = o->neg_eigval;

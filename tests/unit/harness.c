@@ -38,6 +38,48 @@ const rssm_api *h_api(void)
     return api;
 }
 
+static int families_asked, families_had;
+
+bool h_has_family(int32_t family)
+{
+    static const char *const names[] = {"", "kda", "gdn", "mamba2"};
+    rssm_info info = {.struct_size = sizeof(info)};
+    REQUIRE(h_api()->plugin_info(&info, NULL) == RSSM_OK && info.families, "plugin_info fails");
+    bool has = false;
+    for (const char *at = info.families; at && family > 0 && family <= RSSM_FAMILY_MAMBA2; at = strchr(at, ',')) {
+        at += *at == ',';
+        size_t length = strcspn(at, ",");
+        has = has || (strlen(names[family]) == length && memcmp(at, names[family], length) == 0);
+    }
+    families_asked++;
+    families_had += has;
+    return has;
+}
+
+bool h_had_no_family(void)
+{
+    return families_asked && !families_had;
+}
+
+int32_t h_family(int32_t preferred)
+{
+    if (h_has_family(preferred))
+        return preferred;
+    for (int32_t family = RSSM_FAMILY_KDA; family <= RSSM_FAMILY_MAMBA2; family++)
+        if (h_has_family(family))
+            return family;
+    REQUIRE(false, "the plugin has none of the families kda, gdn and mamba2");
+    return preferred;
+}
+
+void h_need_family(int32_t family)
+{
+    if (family >= RSSM_FAMILY_KDA && family <= RSSM_FAMILY_MAMBA2 && !h_has_family(family))
+        h_skip(family == RSSM_FAMILY_KDA   ? "the plugin has no kda"
+               : family == RSSM_FAMILY_GDN ? "the plugin has no gdn"
+                                           : "the plugin has no mamba2");
+}
+
 const char *h_source_root(void)
 {
     const char *root = getenv("RSSM_SOURCE_ROOT");
@@ -209,6 +251,7 @@ rssm_init_args h_init_args(const h_spec *given, const rssm_dims *dims)
 
 rssm_plugin *h_init(const h_spec *spec)
 {
+    h_need_family(h_defaults(*spec).family);
     rssm_dims dims = h_dims(spec);
     rssm_init_args args = h_init_args(spec, &dims);
     rssm_plugin *plugin = NULL;

@@ -21,6 +21,15 @@ enum { H_MAX_DIMS = 4, H_NUM_ROLES = RSSM_T_COUNT + 8 /* room for roles that nob
 
 /* dlopen of $RSSM_PLUGIN once per process, then the table. A test without a plugin fails. */
 const rssm_api *h_api(void);
+/* A plugin may have some families only (rssm_info). Where a test takes any: the one that it would like, or else the plugin's
+ * first. Where it needs one: h_need_family skips the rest of the test, h_has_family the turn of a loop. */
+bool h_has_family(int32_t family);
+int32_t h_family(int32_t preferred);
+void h_need_family(int32_t family); /* numbers that are no family are let through: a plugin refuses them itself */
+bool h_had_no_family(void);         /* h_has_family was asked, and always said no: nothing was tested */
+#define H_FAMILIES(family, first, last)                                   \
+    for (int32_t family = (first); family <= (int32_t)(last); (family)++) \
+        if (h_has_family(family))
 /* $RSSM_SOURCE_ROOT */
 const char *h_source_root(void);
 

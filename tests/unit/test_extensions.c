@@ -1,6 +1,7 @@
 /* Bad input of the extensions slots, verify and conv: each tensor of each call with each defect, arguments, struct sizes,
  * and with RSSM_CHECK_DEEP the values. Every defect is refused with its status, the tensor's name and both sides, and no byte
  * of the pool or of a tensor changes. */
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -332,7 +333,7 @@ static void try_in_pool(ec_case *c, ec_call call, ec_tensor *t)
 {
     static const uint32_t looked_at = 1u << EC_IMPORT | 1u << EC_EXPORT | 1u << EC_FLUSH | 1u << EC_COPY;
     bool written_rows = call == EC_VERIFY_BEGIN && t->role == RSSM_T_ROWS;
-    if (t->place == H_WEIGHT || !(written_rows || (1u << call & looked_at)))
+    if (!(written_rows || (1u << call & looked_at)))
         return;
     const refusal want = {.status = RSSM_ERR_OVERLAP, .role = t->role, .dim = -1, .texts = {t->name, "shares memory"}};
     void *saved = t->h.t.data;
@@ -428,6 +429,8 @@ static void many_slots(ec_case *c)
 
 SPOIL(begin_batch, many_rows(c, EC_VERIFY_BEGIN, 5))
 SPOIL(commit_batch, many_rows(c, EC_COMMIT, 5))
+SPOIL(begin_endless, h_of(c, EC_VERIFY_BEGIN, RSSM_T_SLOTS, 0)->shape[0] = INT64_MAX;
+      h_of(c, EC_VERIFY_BEGIN, RSSM_T_SLOTS, 0)->strides[0] = 0)
 SPOIL(begin_flag, c->verify_begin.flags = 1u << 5)
 SPOIL(begin_skip, c->verify_begin.flags = RSSM_SKIP_VALIDATE)
 SPOIL(begin_T0, c->verify_begin.max_T = 0)
@@ -505,6 +508,7 @@ SPOIL(copy_reserved, c->copy.reserved_ = 1)
 
 static const bad_argument bad_arguments[] = {
     {"5 rows", EC_VERIFY_BEGIN, begin_batch, ARGUMENT("5 rows is above max_batch = 4"), 0},
+    {"2^63 - 1 rows", EC_VERIFY_BEGIN, begin_endless, ARGUMENT("9223372036854775807 rows is above max_batch = 4"), 0},
     {"5 rows", EC_COMMIT, commit_batch, ARGUMENT("5 rows is above max_batch = 4"), 0},
     {"2^31 slots", EC_CONV, many_slots, AT(SHAPE, CONV, "2147483648 slots; at most 2^31 - 1"), 0},
     {"unknown flag", EC_VERIFY_BEGIN, begin_flag, ARGUMENT("0x20"), 0},
@@ -1038,7 +1042,7 @@ static const fault_case fault_cases[] = {
     {"base 7", EC_VERIFY, row_base, RSSM_FAULT_CURSOR, 1 << 0},
     {"count 5", EC_VERIFY, row_count, RSSM_FAULT_CURSOR, 1 << 0},
     {"tokens beyond", EC_VERIFY, row_start, RSSM_FAULT_SEQLENS, 1 << 2},
-    {"token -1", EC_VERIFY, row_start_negative, RSSM_FAULT_SEQLENS, 1 << 0},
+    {"token -1", EC_VERIFY, row_start_negative, RSSM_FAULT_SEQLENS, 0}, /* slot 0 has a fold */
     {"a window of 4", EC_VERIFY, row_long, RSSM_FAULT_SEQLENS, 1 << 2},
     {"a window of -1", EC_VERIFY, row_len_negative, RSSM_FAULT_SEQLENS, 1 << 2},
     {"a padding row", EC_VERIFY, row_padding, 0, 1 << 0},
@@ -1102,6 +1106,39 @@ START_TEST(test_faults)
 }
 END_TEST
 
+/* A window without room folds the records of its slot, and verify_begin has moved the cursor: verify folds them even where
+ * it is given too few tokens for the window. Layer 0's checkpoint is then what a flush makes of it. */
+START_TEST(test_fold_without_tokens)
+{
+    static const int32_t full[RSSM_CURSOR_WIDTH] = {5, 4, 3, 0};
+    ec_case *cases[2] = {0};
+    const DLTensor *states[2];
+    for (int i = 0; i < 2; i++) {
+        ec_case *c = cases[i] = ec_new(families[_i], RSSM_STATE_VK);
+        if (!c)
+            return;
+        memcpy(c->cursors, full, sizeof(full));
+        ck_assert_int_eq(run(c, EC_VERIFY_BEGIN).status, RSSM_OK);
+        c->verify_roles[RSSM_T_ROWS] = c->verify_begin.rows_out;
+        c->decays[0] = c->verify_roles[RSSM_T_A_LOG];
+        states[i] = c->verify_roles[RSSM_T_STATE];
+    }
+    ck_assert_int_eq((int)h_get(cases[0]->verify_begin.rows_out, 0, 3, 0, 0), 1);
+    h_set(cases[0]->verify_begin.rows_out, 0, 5, 0, 0, EC_TOKENS);
+    ck_assert_int_eq(run(cases[0], EC_VERIFY).status, RSSM_OK);
+    memcpy(cases[1]->cursors, full, sizeof(full));
+    ck_assert_int_eq(run(cases[1], EC_FLUSH).status, RSSM_OK);
+    const h_spec *s = &cases[0]->spec;
+    for (int64_t i = 0; i < s->HV * s->V * s->K; i++) {
+        int64_t hv = i / s->K / s->V, v = i / s->K % s->V;
+        double got = h_get(states[0], 0, hv, v, i % s->K), want = h_get(states[1], 0, hv, v, i % s->K);
+        ck_assert_msg(fabs(got - want) <= 1e-5, "element %d is %g, not %g", (int)i, got, want);
+    }
+    ec_free(cases[0]);
+    ec_free(cases[1]);
+}
+END_TEST
+
 /* ---- all of them ------------------------------------------------------------------------------------------------ */
 
 static void add(h_suite *suite, const char *name, const TTest *test, int count, const char *extension)
@@ -1123,6 +1160,7 @@ void extensions_tests(h_suite *suite)
     add(suite, "deep", test_deep, 3 * COUNT(deep_cases), RSSM_EXT_SLOTS);
     add(suite, "deep accepts", test_deep_accepts, 3, RSSM_EXT_SLOTS);
     add(suite, "not deep: faults", test_faults, 3 * COUNT(fault_cases), RSSM_EXT_SLOTS);
+    add(suite, "a fold without tokens", test_fold_without_tokens, 3, RSSM_EXT_SLOTS);
 }
 
 #ifndef RSSM_CONFORM

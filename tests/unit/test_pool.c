@@ -14,6 +14,8 @@
 
 static rssm_status try_init(const rssm_init_args *args, rssm_plugin **plugin, rssm_error *err)
 {
+    if (args->dims)
+        h_need_family(args->dims->family);
     *plugin = (rssm_plugin *)(uintptr_t)1;
     *err = h_error();
     rssm_status status = h_api()->init(args, plugin, err);
@@ -54,7 +56,7 @@ static const rssm_tensor_info *find(const rssm_layout *layout, int32_t role)
 /* Small random models of all families, dtypes and forms. */
 static h_spec random_spec(uint64_t *random)
 {
-    h_spec spec = {.family = (int32_t)(1 + h_random(random) % 3)};
+    h_spec spec = {.family = h_family((int32_t)(1 + h_random(random) % 3))};
     spec.H = (int32_t)(1 + h_random(random) % 3);
     spec.HV = spec.H * (int32_t)(1 + h_random(random) % 3);
     spec.K = (int32_t)(1 + h_random(random) % 11);
@@ -1437,7 +1439,7 @@ END_TEST
 /* Spread phases stay below L, and a reset brings them back. */
 START_TEST(test_spread)
 {
-    h_spec spec = pool_spec(RSSM_FAMILY_GDN);
+    h_spec spec = pool_spec(h_family(RSSM_FAMILY_GDN));
     spec.L = 5;
     spec.init_flags = RSSM_INIT_SPREAD_FLUSH;
     rssm_plugin *plugin = prepared(&spec);

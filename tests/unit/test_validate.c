@@ -904,7 +904,7 @@ END_TEST
 START_TEST(test_in_the_gap)
 {
     static const int64_t strides[] = {0, 1, -77, INT64_MIN, INT64_MAX, 4096, -2072 /* - one row and gap */};
-    h_spec spec = spec_for(RSSM_FAMILY_GDN, NULL);
+    h_spec spec = spec_for(h_family(RSSM_FAMILY_GDN), NULL);
     spec.S = 1;
     spec.B = 2;
     spec.row_gap = 4096;
@@ -1073,6 +1073,7 @@ static h_call *paper_call(int32_t tp)
 
 static rssm_plugin *paper_plugin(int32_t tp)
 {
+    h_need_family(RSSM_FAMILY_KDA);
     h_spec spec = {.H = 8, .HV = 32, .K = 128, .V = 128, .L = 16};
     rssm_dims dims = h_dims(&spec);
     rssm_init_args args = h_init_args(&spec, &dims);
@@ -1095,7 +1096,9 @@ START_TEST(test_named_case)
     ck_assert_msg(strncmp(err.message, c->message, strlen(c->message)) == 0, "%s: %s", c->name, err.message);
     const char *rest = err.message + strlen(c->message);
     ck_assert_msg(!*rest || strncmp(rest, " (", 2) == 0, "%s: %s", c->name, err.message);
+#ifndef RSSM_CONFORM /* a guess at the cause is this plugin's courtesy: the ABI asks for both sides */
     ck_assert_msg(strstr(rest, c->cause) != NULL, "%s: no cause \"%s\": %s", c->name, c->cause, err.message);
+#endif
     ck_assert_int_eq(err.role, c->role);
     ck_assert_int_eq(err.dim, c->dim);
     ck_assert_int_eq(err.expected, c->expected);
@@ -1137,7 +1140,7 @@ END_TEST
 /* An instance of the second GPU, where this binary has CUDA: validate asks no driver, and tells the GPUs apart. */
 START_TEST(test_other_gpu)
 {
-    h_spec spec = spec_for(RSSM_FAMILY_KDA, NULL);
+    h_spec spec = spec_for(h_family(RSSM_FAMILY_KDA), NULL);
     rssm_dims dims = h_dims(&spec);
     rssm_init_args args = h_init_args(&spec, &dims);
     args.device_type = kDLCUDA;
@@ -1165,6 +1168,7 @@ START_TEST(test_ring_length)
 {
     static const int32_t lengths[] = {-1, 65, INT32_MIN, INT32_MAX};
     h_spec spec = base_spec;
+    spec.family = h_family(RSSM_FAMILY_KDA);
     rssm_dims dims = h_dims(&spec);
     rssm_init_args args = h_init_args(&spec, &dims);
     args.ring_length = lengths[_i];
@@ -1297,6 +1301,7 @@ END_TEST
 START_TEST(test_batch_above_max)
 {
     h_spec spec = spec_for(1 + _i, NULL);
+    h_need_family(spec.family);
     rssm_dims dims = h_dims(&spec);
     rssm_init_args args = h_init_args(&spec, &dims);
     args.max_batch = 5;
@@ -1796,6 +1801,7 @@ static const deep_case deep_cases[] = {
 
 static rssm_plugin *deep_plugin(const h_spec *spec, bool prepare)
 {
+    h_need_family(spec->family);
     rssm_dims dims = h_dims(spec);
     rssm_init_args args = h_init_args(spec, &dims);
     args.has_pad_slot = 1;
@@ -1821,7 +1827,7 @@ static void set_deep(h_call *call, const deep_case *c)
 START_TEST(test_deep)
 {
     const deep_case *c = &deep_cases[_i / 4];
-    h_spec spec = spec_for(RSSM_FAMILY_GDN, NULL);
+    h_spec spec = spec_for(h_family(RSSM_FAMILY_GDN), NULL);
     spec.host_pos = c->host_pos;
     spec.index_bits = _i & 1 ? 64 : 32;
     spec.row_gap = _i & 2 ? 3 : 0;
@@ -1848,7 +1854,7 @@ END_TEST
  * cannot be meant. */
 START_TEST(test_no_indices)
 {
-    h_spec spec = spec_for(RSSM_FAMILY_KDA, NULL);
+    h_spec spec = spec_for(h_family(RSSM_FAMILY_KDA), NULL);
     spec.host_pos = true;
     spec.B = 9;
     rssm_plugin *plugin = deep_plugin(&spec, true);
@@ -1875,7 +1881,7 @@ END_TEST
 START_TEST(test_deep_padding_cursor)
 {
     static const int64_t padding[] = {-1, 8 /* the pad slot */, 9 /* no slot: in the host's indices */};
-    h_spec spec = spec_for(RSSM_FAMILY_KDA, NULL);
+    h_spec spec = spec_for(h_family(RSSM_FAMILY_KDA), NULL);
     spec.host_pos = !(_i & 1);
     rssm_plugin *plugin = deep_plugin(&spec, true);
     h_call *call = h_call_new(&spec, 29);
@@ -1897,7 +1903,7 @@ END_TEST
 /* int64 values that would be fine when cut to 32 bits. */
 START_TEST(test_deep_wide_values)
 {
-    h_spec spec = spec_for(RSSM_FAMILY_KDA, NULL);
+    h_spec spec = spec_for(h_family(RSSM_FAMILY_KDA), NULL);
     spec.host_pos = true;
     spec.index_bits = 64;
     rssm_plugin *plugin = deep_plugin(&spec, true);
@@ -1915,7 +1921,7 @@ END_TEST
 
 START_TEST(test_deep_needs_prepare)
 {
-    h_spec spec = spec_for(RSSM_FAMILY_KDA, NULL);
+    h_spec spec = spec_for(h_family(RSSM_FAMILY_KDA), NULL);
     rssm_plugin *plugin = deep_plugin(&spec, false);
     h_call *call = h_call_new(&spec, 29);
     ck_assert_int_eq(h_api()->validate(plugin, &call->args, NULL), RSSM_OK);
@@ -1940,7 +1946,7 @@ enum { BEGIN_ROWS = 4, BEGIN_SLOTS = 9 };
 
 static void begin_open(begin_call *c, int bits)
 {
-    h_spec spec = spec_for(RSSM_FAMILY_GDN, NULL);
+    h_spec spec = spec_for(h_family(RSSM_FAMILY_GDN), NULL);
     spec.num_slots = BEGIN_SLOTS;
     memset(c, 0, sizeof(*c));
     c->plugin = deep_plugin(&spec, true);

@@ -1,0 +1,101 @@
+"""Plugins that are wrong in one thing each, and the case in which the judge must notice.
+
+    broken.py --list                                   their names
+    broken.py NAME TEMPLATE.c OUTPUT.c                 the template's source with that one thing bent
+    broken.py --judge REPLAYSSM-CONFORM FOLDER         runs the judge on FOLDER/broken_NAME.so for every NAME
+"""
+import re
+import subprocess
+import sys
+
+# name: (the case that must fail, what it must say, text in the template, what stands there instead)
+BROKEN = {
+    'tiled_heads': ('formulas/b11_b12_heads_are_grouped', '',
+                    't.h = hv / (d->HV / d->H);', 't.h = hv % d->H;'),
+    'rounded_beta': ('formulas/b01_beta_is_not_rounded', '',
+                     't->beta = s->p->d.beta_scale * sigmoid(',
+                     't->beta = s->p->d.beta_scale * round_beta('),
+    'read_past_count': ('decode/bar_S_of_every_dtype/*', '',
+                        'for (int64_t j = 0; j < t->at.count; j++) {\n        sq += read_d(t, j, v) * t->qw[j];',
+                        'sq += 0 * read_d(t, t->at.count, v);\n'
+                        '    for (int64_t j = 0; j < t->at.count; j++) {\n        sq += read_d(t, j, v) * t->qw[j];'),
+    'padding_writes_slot_0': ('decode/b31_padding_rows', '',
+                              '            pad_row(&s, b);', '            decode_head(&s, (cursor){.flush = true}, b, 0);'),
+    'padding_left_alone': ('decode/b31_padding_rows', '',
+                           '            pad_row(&s, b);', '            continue;'),
+    'nameless_tensor': ('validate/each role x each defect/*', 'no "`',
+                        '"`%s` must have dtype %s; got %s", role_name(spec->role), want,',
+                        '"a tensor must have dtype %s; got %s", want,'),
+    'leak': ('pool/allocated/*', '', '    give(&mem, p->scratch, scratch_bytes(p));\n', ''),
+    'two_symbols': ('boundary/one symbol', 'replayssm_second',
+                    '__attribute__((visibility("default"))) const',
+                    '__attribute__((visibility("default"))) int replayssm_second;\n'
+                    '__attribute__((visibility("default"))) const'),
+    'sizes_equal': ('boundary/in structs/*', 'longer', 'given < v1 || given > MAX_STRUCT_BYTES)\n        return FAIL(err, '
+                    'RSSM_ERR_STRUCT_SIZE, "%s.struct_size = %llu; at least %llu (was it set?)", name,\n                    '
+                    '(unsigned long long)given, (unsigned long long)v1);\n    for',
+                    'given != v1)\n        return FAIL(err, RSSM_ERR_STRUCT_SIZE, "%s.struct_size", name);\n    for'),
+    'tail_ignored': ('boundary/in structs/*', 'new byte set', 'if (((const char *)theirs)[i])', 'if (i > given)'),
+    'null_entry': ('boundary/tables', 'NULL at byte', '        .reset = api_reset,\n', ''),
+    'second_teardown': ('boundary/teardown/*', 'signal 11', 'if (!status && plugin && *plugin) {',
+                        'if (!status && plugin) {\n        (*(volatile uint64_t *)&(*plugin)->magic)++;\n        (*plugin)->magic--;'),
+    'hang': ('pool/reset/0', 'did not end', '    for (int64_t i = 0; !status && i < count; i++) {',
+             '    for (volatile int64_t i = 0; !status && i < count; i += 0) {'),
+    'late_flush': ('cursor/rows_and_cursors_over_windows', '',
+                   'cursor[1] >= p->d.ring_length - 1 - cursor[3]', 'cursor[1] >= p->d.ring_length - cursor[3]'),
+    'prints': ('boundary/silence', 'printed', '    err->role = at.role;',
+               '    fprintf(stderr, "%s\\n", format);\n    err->role = at.role;'),
+    'short_err_written': ('boundary/err/*', 'short err', 'if (!theirs || theirs->struct_size < sizeof(rssm_error))',
+                          'if (!theirs)'),
+    'output_of_rounded_d': ('decode/bar_S_of_every_dtype/*', '', 'sq + t->d[v] * t->kq, RSSM_FAULT_OUTPUT',
+                            'sq + round_to(s->p->d.ring_dtype, t->d[v], 0, &s->p->fault) * t->kq, RSSM_FAULT_OUTPUT'),
+}
+
+# What a bent line calls.
+HELPERS = '''
+static double round_beta(double x)
+{
+    uint32_t faults = 0;
+    return round_to(RSSM_DTYPE_BFLOAT16, sigmoid(x), 0, &faults);
+}
+'''
+HELPERS_BEFORE = '\nstatic double softplus(double x)'
+
+
+def bend(name, source, output):
+    _, _, old, new = BROKEN[name]
+    text = open(source).read()
+    if text.count(old) != 1:
+        sys.exit(f'{name}: the text to bend is {text.count(old)} times in {source}, not once')
+    text = text.replace(old, new)
+    if 'round_beta' in new:
+        text = text.replace(HELPERS_BEFORE, HELPERS + HELPERS_BEFORE, 1)
+    open(output, 'w').write(text)
+
+
+def judge(program, plugin, name):
+    """None, or what went wrong."""
+    case, says = BROKEN[name][:2]
+    run = subprocess.run([program, plugin, '--filter', case, '--jobs', '2', '--timeout', '5'], capture_output=True,
+                         text=True, timeout=300)
+    lines = [line for line in run.stdout.splitlines() if line.startswith('FAILED') and says in line]
+    if not re.search(r'^\d+ passed, \d+ failed, \d+ skipped$', run.stdout, re.M):
+        return f'the judge did not end: {run.returncode} {run.stdout} {run.stderr}'
+    if run.returncode != 1 or not lines:
+        return f'no case {case} fails saying "{says}": {run.stdout[-2000:]} {run.stderr}'
+    print(f'{name}: {lines[0][:150]}')
+    return None
+
+
+def main(args):
+    if args == ['--list']:
+        print('\n'.join(BROKEN))
+    elif args[0] == '--judge':
+        wrong = [f'{name}: {why}' for name in BROKEN if (why := judge(args[1], f'{args[2]}/broken_{name}.so', name))]
+        if wrong:
+            sys.exit('\n'.join(wrong))
+    else:
+        bend(*args)
+
+
+main(sys.argv[1:])
