@@ -79,7 +79,7 @@ typedef struct rssm_init_args {
     int32_t layer_begin;         /* this pipeline stage's model layers [layer_begin, layer_end)                  */
     int32_t layer_end;           /* [0 = all]                                                                    */
     int32_t ring_length;         /* L, 1 .. 64; [0 = the length with the fewest modelled bytes per token]        */
-    int32_t max_draft_tokens;    /* D drafts besides the bonus token; D + 1 <= L; [0 = no verify]           */
+    int32_t max_draft_tokens;    /* D drafts besides the bonus token; D + 1 <= L, on CUDA <= 16; [0 = no verify] */
     int32_t io_dtype;            /* RSSM_DTYPE_*: inputs and outputs [config's dtype, else bfloat16]              */
     int32_t state_dtype;         /* [KDA float32; GDN, Mamba-2: the config's cache dtype, else float32]           */
     int32_t ring_dtype;          /* d, k, x, B rows [io dtype]; gates and dt are always float32                   */

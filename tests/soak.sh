@@ -25,7 +25,7 @@ pid=$!
 started=$SECONDS
 : > "$log.rss"
 while kill -0 $pid 2> /dev/null; do
-    sed -n 's/^VmRSS: *\([0-9]*\) kB/\1/p' /proc/$pid/status >> "$log.rss" 2> /dev/null
+    sed -n 's/^VmRSS:[[:space:]]*\([0-9]*\) kB/\1/p' /proc/$pid/status >> "$log.rss" 2> /dev/null
     sleep 1
 done
 wait $pid

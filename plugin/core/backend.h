@@ -57,6 +57,7 @@ typedef struct rssm_backend_options {
 typedef struct rssm_backend {
     const char *name;
     int32_t device_type; /* DLDeviceType */
+    int32_t max_T;       /* tokens of the longest window that it has kernels for; 0 = any */
     int64_t (*workspace_bytes)(
         const rssm_backend_options *options); /* what open allocates besides small host structs */
     rssm_status (*open)(const rssm_backend_options *options, void **ctx, rssm_error *err);

@@ -149,7 +149,7 @@ static rssm_cost make_cost(rssm_rank *rank)
     return cost;
 }
 
-static rssm_status pick_ring(rssm_rank *rank, rssm_arena *arena, const rssm_init_args *args, rssm_error *err)
+static rssm_status check_ring(const rssm_init_args *args, rssm_error *err)
 {
     int32_t drafts = args->max_draft_tokens;
     if (drafts < 0 || drafts >= RSSM_MAX_RING)
@@ -160,6 +160,13 @@ static rssm_status pick_ring(rssm_rank *rank, rssm_arena *arena, const rssm_init
     if (args->ring_length && drafts + 1 > args->ring_length)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "max_draft_tokens = %d needs ring_length >= %d; got %d", drafts,
                          drafts + 1, args->ring_length);
+    return RSSM_OK;
+}
+
+/* Checked arguments. */
+static rssm_status pick_ring(rssm_rank *rank, rssm_arena *arena, const rssm_init_args *args, rssm_error *err)
+{
+    int32_t drafts = args->max_draft_tokens;
     rssm_cost cost = make_cost(rank);
     rank->L = args->ring_length ? args->ring_length : rssm_cost_choose_ring(&cost, args->device_type, drafts + 1);
     rank->R = rank->L + (drafts ? drafts + 1 : 0);
@@ -274,6 +281,8 @@ rssm_status rssm_rank_resolve(rssm_rank *rank, rssm_arena *arena, const rssm_mod
         status = pick_layers(rank, model, args, err);
     if (!status)
         status = pick_dtypes(rank, model, args, err);
+    if (!status)
+        status = check_ring(args, err);
     if (!status)
         status = pick_conv(rank, model, args, err);
     if (status)

@@ -77,6 +77,17 @@ static rssm_status read_model(rssm_plugin *p, const rssm_init_args *args, rssm_e
     return rssm_config_read(&p->model, &p->arena, args->config_json, args->config_json_len, err);
 }
 
+/* Has the backend kernels for the longest window? */
+static rssm_status check_window(const rssm_plugin *p, rssm_error *err)
+{
+    int32_t most = p->backend->max_T;
+    if (!most || p->args.max_draft_tokens < most)
+        return RSSM_OK;
+    return rssm_fail(err, RSSM_ERR_UNSUPPORTED,
+                     "max_draft_tokens = %d: the %s backend has windows of at most %d tokens (max_draft_tokens + 1)",
+                     p->args.max_draft_tokens, p->backend->name, most);
+}
+
 static rssm_status build(rssm_plugin *p, const rssm_init_args *args, rssm_error *err)
 {
     rssm_status status = pick_backend(p, err);
@@ -84,7 +95,11 @@ static rssm_status build(rssm_plugin *p, const rssm_init_args *args, rssm_error 
         status = read_model(p, args, err);
     if (!status)
         status = rssm_rank_resolve(&p->rank, &p->arena, &p->model, &p->args, err);
-    for (int i = 0; !status && i < RSSM_NUM_CALLS; i++)
+    if (!status)
+        status = check_window(p, err);
+    if (status)
+        return status;
+    for (int i = 0; i < RSSM_NUM_CALLS; i++)
         rssm_call_table_make(&p->calls[i], p->rank.family, (rssm_call)(1 << i));
     p->backend_options.max_K = p->rank.K;
     p->backend_options.max_V = p->rank.V;
@@ -95,10 +110,8 @@ static rssm_status build(rssm_plugin *p, const rssm_init_args *args, rssm_error 
     p->backend_options.num_layers = p->rank.num_linear;
     p->backend_options.max_T = p->args.max_draft_tokens > 0 ? p->args.max_draft_tokens + 1 : 0;
     p->backend_options.conv_width = p->rank.conv_len > 0 ? p->model.conv_kernel : 0;
-    if (!status)
-        status = rssm_layout_make(&p->layout, p->tensors, &p->arena, &p->rank, &p->args,
-                                  p->backend->workspace_bytes(&p->backend_options), err);
-    return status;
+    return rssm_layout_make(&p->layout, p->tensors, &p->arena, &p->rank, &p->args,
+                            p->backend->workspace_bytes(&p->backend_options), err);
 }
 
 rssm_status rssm_plugin_init(const rssm_init_args *args, rssm_plugin **out, rssm_error *err)

@@ -461,6 +461,7 @@ static int32_t cuda_threads(const void *ctx)
 static const rssm_backend cuda_backend = {
     .name = "cuda",
     .device_type = kDLCUDA,
+    .max_T = RSSM_VERIFY_MAX_T,
     .workspace_bytes = cuda_workspace_bytes,
     .open = cuda_open,
     .close = cuda_close,

@@ -879,7 +879,7 @@ DEVICE void step_tile(const rssm_step &s)
 #pragma unroll
         for (int n = 0; n < 4; ++n)
             x[n] *= dec[n];
-        pick_term<ST::DTYPE == F32 ? 3 : 2>(b, x, c / NQ);
+        pick_term<3>(b, x, c / NQ);
         record_operand<DV>(a, rd_raw);
 #pragma unroll
         for (int m = 0; m < MT; ++m)

@@ -42,7 +42,7 @@
     RSSM_CUDA_MAX(4 * (K)*RSSM_CUDA_X_ROWS(family, ring, io), \
                   RSSM_CUDA_FOLD_IS_MMA(VT, NT, ring, io) ? 4 * ((K) + (VT)) : 0)
 /* bfloat16 terms of the vectors that meet the state: 1 where q and k enter as given. */
-#define RSSM_CUDA_X_TERMS(family, io)            ((io) != 2 ? 3 : (family) == 1 ? 2 : 1)
+#define RSSM_CUDA_X_TERMS(family, io)            ((io) != 2 || (family) == 1 ? 3 : 1)
 #define RSSM_CUDA_SCORE_IS_MMA(family, ring, io) ((ring) && (io) == 2 && (family) != 1)
 #define RSSM_CUDA_HALVES(family, dtype, K, ring, io)                             \
     (RSSM_CUDA_READOUTS(family) * ((K) + 32) *                                   \

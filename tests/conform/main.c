@@ -19,7 +19,7 @@
 #include "rssm_verify.h"
 
 typedef struct options {
-    const char *plugin, *device, *junit;
+    const char *plugin, *device, *config, *junit;
     const char *filters[64];
     int num_filters;
     int jobs, timeout;
@@ -30,6 +30,7 @@ static const char usage[] =
     "usage: replayssm-conform PLUGIN.so [options]\n"
     "  --device cpu|cuda      where the plugin shall compute (default cpu); cuda needs replayssm-mirror.so beside this "
     "program\n"
+    "  --config FILE          a config.json of your own, for config/the given file\n"
     "  --filter PATTERN       only cases whose title has the text, or matches the pattern with *, ? (several: any of "
     "them)\n"
     "  --list                 say which cases there are\n"
@@ -50,23 +51,20 @@ static bool number(const char *text, int *out)
 
 static bool read_options(int argc, char **argv, options *o)
 {
-    enum { DEVICE = 256, FILTER, LIST, TAP, JUNIT, JOBS, TIMEOUT, NO_FORK, VERBOSE, HELP };
-    static const struct option known[] = {{"device", 1, NULL, DEVICE},
-                                          {"filter", 1, NULL, FILTER},
-                                          {"list", 0, NULL, LIST},
-                                          {"tap", 0, NULL, TAP},
-                                          {"junit", 1, NULL, JUNIT},
-                                          {"jobs", 1, NULL, JOBS},
-                                          {"timeout", 1, NULL, TIMEOUT},
-                                          {"no-fork", 0, NULL, NO_FORK},
-                                          {"verbose", 0, NULL, VERBOSE},
-                                          {"help", 0, NULL, HELP},
-                                          {NULL, 0, NULL, 0}};
+    enum { DEVICE = 256, CONFIG, FILTER, LIST, TAP, JUNIT, JOBS, TIMEOUT, NO_FORK, VERBOSE, HELP };
+    static const struct option known[] = {
+        {"device", 1, NULL, DEVICE},   {"config", 1, NULL, CONFIG},   {"filter", 1, NULL, FILTER},
+        {"list", 0, NULL, LIST},       {"tap", 0, NULL, TAP},         {"junit", 1, NULL, JUNIT},
+        {"jobs", 1, NULL, JOBS},       {"timeout", 1, NULL, TIMEOUT}, {"no-fork", 0, NULL, NO_FORK},
+        {"verbose", 0, NULL, VERBOSE}, {"help", 0, NULL, HELP},       {NULL, 0, NULL, 0}};
     int c;
     while ((c = getopt_long(argc, argv, "", known, NULL)) >= 0) {
         switch (c) {
         case DEVICE:
             o->device = optarg;
+            break;
+        case CONFIG:
+            o->config = optarg;
             break;
         case FILTER:
             if (o->num_filters == (int)(sizeof(o->filters) / sizeof(o->filters[0])))
@@ -113,6 +111,10 @@ static bool set_environment(const options *o)
     char path[PATH_MAX], mirror[PATH_MAX];
     if (!realpath(o->plugin, path)) {
         fprintf(stderr, "%s: no such file\n", o->plugin);
+        return false;
+    }
+    if (o->config && (access(o->config, R_OK) || setenv("RSSM_CONFIG", o->config, 1))) {
+        fprintf(stderr, "--config %s: no such file\n", o->config);
         return false;
     }
     if (!o->device || strcmp(o->device, "cpu") == 0)

@@ -145,9 +145,9 @@ static bool is_backed(const h_call *call, const DLTensor *t)
         last += (t->shape[i] - 1) * (t->shape[i] > 1 ? stride : 0);
         inner *= t->shape[i];
     }
-    const char *first = (const char *)t->data + t->byte_offset;
     if (t->byte_offset > 1 << 20)
         return false;
+    const char *first = (const char *)t->data + t->byte_offset;
     for (int32_t role = 0; role < RSSM_T_COUNT; role++) {
         const h_tensor *owner = &call->tensors[role];
         if (owner->block && t->data == owner->t.data)

@@ -796,6 +796,12 @@ START_TEST(test_cuda_device)
     rssm_error err = h_error();
     ck_assert_msg(init_and_drop(&args, &err) == (cuda ? RSSM_OK : RSSM_ERR_UNSUPPORTED), "%s", err.message);
     ck_assert(cuda || strstr(err.message, "CUDA"));
+    args.ring_length = 40; /* its kernels' windows end at 16 tokens */
+    args.max_draft_tokens = 15;
+    ck_assert_msg(init_and_drop(&args, &err) == (cuda ? RSSM_OK : RSSM_ERR_UNSUPPORTED), "%s", err.message);
+    args.max_draft_tokens = 16;
+    ck_assert_int_eq(init_and_drop(&args, &err), RSSM_ERR_UNSUPPORTED);
+    ck_assert(!cuda || strstr(err.message, "max_draft_tokens = 16"));
 }
 END_TEST
 

@@ -343,6 +343,33 @@ START_TEST(test_every_allocation)
 }
 END_TEST
 
+/* Callbacks for device memory come as a pair, on any device. */
+static void *device_take(void *user, int32_t device, uint64_t bytes, uint64_t alignment)
+{
+    (void)user, (void)device, (void)bytes, (void)alignment;
+    return NULL;
+}
+
+static void device_give(void *user, int32_t device, void *ptr, uint64_t bytes)
+{
+    (void)user, (void)device, (void)ptr, (void)bytes;
+}
+
+START_TEST(test_device_pair)
+{
+    rssm_allocator allocator = {.struct_size = sizeof(allocator)};
+    allocator.device_alloc = _i ? device_take : NULL;
+    allocator.device_free = _i ? NULL : device_give;
+    h_spec spec = h_defaults((h_spec){.allocator = &allocator});
+    rssm_dims dims = h_dims(&spec);
+    const rssm_init_args args = h_init_args(&spec, &dims);
+    rssm_plugin *plugin = NULL;
+    rssm_error err = h_error();
+    ck_assert_int_eq(h_api()->init(&args, &plugin, &err), RSSM_ERR_ARGUMENT);
+    ck_assert_msg(plugin == NULL && strstr(err.message, "device_alloc"), "%s", err.message);
+}
+END_TEST
+
 void inject_tests(h_suite *suite);
 
 void inject_tests(h_suite *suite)
@@ -353,6 +380,7 @@ void inject_tests(h_suite *suite)
                             .timeout = 180,
                             .extension = RSSM_EXT_SLOTS,
                             .ours = true});
+    h_add(suite, &(h_tests){.name = "device callbacks without their pair", .test = test_device_pair, .count = 2});
 }
 
 #ifndef RSSM_CONFORM

@@ -824,14 +824,20 @@ START_TEST(test_bad_ring)
     static const struct {
         int32_t L, drafts;
         const char *text;
-    } bad[] = {{-1, 0, "ring_length"},      {65, 0, "ring_length"},      {4, 4, "max_draft_tokens"},
-               {4, -1, "max_draft_tokens"}, {0, 64, "max_draft_tokens"}, {1, 1, "max_draft_tokens"}};
+    } bad[] = {{-1, 0, "ring_length"},
+               {65, 0, "ring_length"},
+               {4, 4, "max_draft_tokens"},
+               {4, -1, "max_draft_tokens"},
+               {0, 64, "max_draft_tokens"},
+               {1, 1, "max_draft_tokens"},
+               {0, INT32_MAX, "max_draft_tokens"}};
     for (int i = 0; i < COUNT(bad); i++) {
         h_spec spec = {.family = RSSM_FAMILY_KDA};
         rssm_dims dims = h_dims(&spec);
         rssm_init_args args = h_init_args(&spec, &dims);
         args.ring_length = bad[i].L;
         args.max_draft_tokens = bad[i].drafts;
+        args.flags = RSSM_INIT_CONV_STATE;
         rssm_plugin *plugin;
         rssm_error err;
         ck_assert_msg(try_init(&args, &plugin, &err) == RSSM_ERR_ARGUMENT && strstr(err.message, bad[i].text), "%d: %s",

@@ -61,10 +61,11 @@ def _delete(address: int, exported: Dict[int, Any] = _exported) -> None:
 
 @C.PYFUNCTYPE(None, C.c_void_p)
 def _destroy(capsule: int, is_valid: Any = _dying_is_valid, pointer: Any = _dying_pointer,
-             exported: Dict[int, Any] = _exported, name: bytes = LEGACY) -> None:
-    """A capsule that nobody consumed."""
-    if is_valid(capsule, name):
-        exported.pop(pointer(capsule, name), None)
+             exported: Dict[int, Any] = _exported, names: Tuple[bytes, bytes] = (LEGACY, VERSIONED)) -> None:
+    """A capsule that nobody consumed: the consumer would have renamed it."""
+    for name in names:
+        if is_valid(capsule, name):
+            exported.pop(pointer(capsule, name), None)
 
 
 # Arrays may outlive this module at the interpreter's end; their deleter must not.
@@ -73,9 +74,11 @@ for _callback in (_delete, _destroy):
 
 
 def export(pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: Tuple[int, int], device: Tuple[int, int],
-           owner: Any) -> Any:
-    """A legacy capsule (every consumer reads it) over memory that `owner` keeps."""
-    managed = Managed()
+           owner: Any, versioned: bool, readonly: bool) -> Any:
+    """A capsule over memory that `owner` keeps. Only a versioned one can say read-only."""
+    if readonly and not versioned:
+        raise BufferError("read-only memory, for a consumer of DLPack before 1.0")
+    managed = ManagedVersioned(major=1, flags=READ_ONLY if readonly else 0) if versioned else Managed()
     sizes, steps = (C.c_int64 * len(shape))(*shape), (C.c_int64 * len(shape))(*strides)
     tensor = managed.dl_tensor
     tensor.data, tensor.ndim, tensor.shape, tensor.strides = pointer, len(shape), sizes, steps
@@ -84,4 +87,4 @@ def export(pointer: int, shape: Sequence[int], strides: Sequence[int], dtype: Tu
     managed.deleter = C.cast(_delete, C.c_void_p)
     address = C.addressof(managed)
     _exported[address] = (managed, sizes, steps, owner)
-    return _new(address, LEGACY, C.cast(_destroy, C.c_void_p))
+    return _new(address, VERSIONED if versioned else LEGACY, C.cast(_destroy, C.c_void_p))

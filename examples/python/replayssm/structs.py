@@ -138,10 +138,21 @@ TENSOR = C.POINTER(DLTensor)
 TENSORS = C.POINTER(TENSOR)
 
 
+def fits(kind, name, value):
+    """value, when it is an integer of that type: ctypes itself would cut it."""
+    if kind(value).value != value:
+        raise OverflowError(f"{name} = {value} does not fit in {8 * C.sizeof(kind)} bits")
+    return value
+
+
 class Sized(C.Structure):
     """A struct of the ABI: zeroed, and knows its size."""
 
     def __init__(self, **values):
+        kinds = dict(self._fields_)
+        for name, value in values.items():
+            if kinds[name] in (I32, I64, U32, U64):
+                fits(kinds[name], name, value)
         super().__init__(struct_size=C.sizeof(self), **values)
 
 
@@ -270,7 +281,6 @@ class FaultApi(C.Structure):
 
 
 class SlotsApi(C.Structure):
-    # save and load take the stream before the error, as every other call does.
     _fields_ = fields((U64, "struct_size"), (on(ref(StateArgs)), "import_state export_state"), (on(ref(CopyArgs)), "copy"),
                       (on(ref(FlushArgs)), "flush"), (on(ref(U64)), "saved_bytes"),
                       (on(I64, PTR, U64, ref(U64), PTR), "save"), (on(I64, PTR, U64, PTR), "load"),

@@ -26,8 +26,8 @@ class Tensor:
     """Memory with a shape: what a call takes when no framework has a type for it, and what pool_tensors gives.
 
     Tensor(array.ctypes.data, array.shape, "bfloat16", owner=array) passes a NumPy uint16 array as bfloat16, which
-    view(array, "bfloat16") does in short. strides count elements; None = compact. Speaks DLPack itself:
-    numpy.from_dlpack(t) and torch.from_dlpack(t) are views of the same memory. Keeps its owner alive.
+    view(array, "bfloat16") does in short. strides count elements; None = compact. Speaks DLPack itself, so that
+    torch.from_dlpack(t) is a view of the same memory; t.numpy() is one for NumPy. Keeps its owner alive.
     """
 
     def __init__(self, pointer: int, shape: Sequence[int], dtype: str, strides: Optional[Sequence[int]] = None,
@@ -51,12 +51,32 @@ class Tensor:
         """The caller orders streams: work of the plugin runs on the stream that was given to it."""
         if copy or (dl_device is not None and tuple(dl_device) != tuple(self.device)):
             raise BufferError("a Tensor of the plugin is a view: no copies, no other device")
-        if self.readonly:
-            raise BufferError("read-only memory")
-        return export(self.pointer, self.shape, self.strides, DTYPES[self.dtype], self.device, self)
+        versioned = max_version is not None and max_version[0] >= 1
+        return export(self.pointer, self.shape, self.strides, DTYPES[self.dtype], self.device, self, versioned,
+                      self.readonly)
+
+    def numpy(self) -> Any:
+        """A NumPy array over the same memory, writable unless readonly; bfloat16 comes as uint16. (numpy.from_dlpack makes
+        read-only arrays in many versions.)"""
+        import numpy
+        if self.device[0] != CPU:
+            raise ReplayError(Status.DEVICE, f"{self!r} is not in host memory", expected=CPU, got=self.device[0])
+        return numpy.asarray(ArrayInterface(self))
 
     def dltensor(self) -> DLTensor:
         return make_dltensor(self.pointer, self.shape, self.strides, DTYPES[self.dtype], self.device)
+
+
+class ArrayInterface:
+    """A Tensor in NumPy's terms; the array keeps this, and this the Tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        code, bits = DTYPES[tensor.dtype]
+        letter = {0: "i", 1: "u", 2: "f", 4: "u"}[code]
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "version": 3, "shape": tensor.shape, "typestr": f"{'<' if sys.byteorder == 'little' else '>'}{letter}{bits // 8}",
+            "data": (tensor.pointer, tensor.readonly), "strides": tuple(bits // 8 * step for step in tensor.strides)}
 
 
 def compact_strides(shape: Sequence[int]) -> Tuple[int, ...]:
