@@ -1,6 +1,9 @@
 """The whole life of an instance on the CPU, in the three families, against the recurrence in float64."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import unittest
 
@@ -147,12 +150,12 @@ class Life(s.Case):
         again = np.from_dlpack(plugin_tensor)
         self.assertEqual(again.ctypes.data, array.ctypes.data)
         self.assertTrue((again == 5).all())
-        self.assertTrue(plugin._instance.handle)
+        self.assertTrue(plugin._instance.alive)
         instance = plugin._instance
         del array, plugin_tensor
-        self.assertTrue(instance.handle)
+        self.assertTrue(instance.alive)
         del again
-        self.assertFalse(instance.handle)
+        self.assertFalse(instance.alive)
 
     def test_forgotten_and_many(self):
         """Instances that nobody closes, and capsules that nobody consumes, leave nothing behind."""
@@ -164,6 +167,14 @@ class Life(s.Case):
                 plugin.pool_tensors(0)["state"].__dlpack__(max_version=version)
         del plugin
         self.assertEqual(len(dlpack._exported), before)
+
+    def test_end_of_the_process(self):
+        """Views and instances that are alive when the interpreter ends."""
+        code = ("import numpy as np, support as s; p = s.open_plugin('gdn'); t = p.pool_tensors(0)['state']; "
+                "a, b, c = t.numpy(), np.from_dlpack(t), t.__dlpack__(); a[...] = 1; print(int(b[0, 0, 0, 0]))")
+        done = subprocess.run([sys.executable, "-B", "-c", code], cwd=os.path.dirname(os.path.abspath(__file__)), text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "1\n", ""))
 
     def test_threads(self):
         """Instances side by side."""
@@ -260,7 +271,8 @@ class Extensions(s.Case):
             slots = np.array([4, 1])
             past = np.zeros((2, channels, width))
             for _ in range(steps):
-                x, y, rows = rng.standard_normal((2, channels)).astype(np.float32), np.zeros((2, channels), np.float32), s.new_rows(2)
+                x, rows = rng.standard_normal((2, channels)).astype(np.float32), s.new_rows(2)
+                y = np.zeros((2, channels), np.float32)
                 plugin.step_begin(slots, rows)
                 for layer in range(s.LAYERS):
                     plugin.conv.decode(layer, conv_in=x, conv_weight=weight, conv_bias=bias, conv_out=y, rows=rows)

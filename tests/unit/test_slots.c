@@ -276,6 +276,10 @@ START_TEST(test_truncated)
     unsigned char *longer = calloc(1, s.length + 1);
     memcpy(longer, s.bytes, s.length);
     check_refused(c, 4, longer, s.length + 1, RSSM_ERR_STREAM_DATA, "too long", "a byte more");
+    saved forged = {longer, s.length + 1}; /* that says so itself, and is sealed */
+    put(longer + AT_PAYLOAD, forged.length - HEADER, 8);
+    seal(&forged);
+    check_refused(c, 4, longer, forged.length, RSSM_ERR_STREAM_DATA, "bytes of payload", "a byte more, sealed");
     ck_assert(!ec_changed(c));
     free(longer);
     free(s.bytes);

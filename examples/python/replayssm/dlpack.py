@@ -54,13 +54,11 @@ def read_capsule(capsule: Any) -> Tuple[DLTensor, bool]:
 _exported: Dict[int, Any] = {}
 
 
-@C.CFUNCTYPE(None, C.c_void_p)
-def _delete(address: int, exported: Dict[int, Any] = _exported) -> None:
+def _forget(address: int, exported: Dict[int, Any] = _exported) -> None:
     exported.pop(address, None)
 
 
-@C.PYFUNCTYPE(None, C.c_void_p)
-def _destroy(capsule: int, is_valid: Any = _dying_is_valid, pointer: Any = _dying_pointer,
+def _drop(capsule: int, is_valid: Any = _dying_is_valid, pointer: Any = _dying_pointer,
              exported: Dict[int, Any] = _exported, names: Tuple[bytes, bytes] = (LEGACY, VERSIONED)) -> None:
     """A capsule that nobody consumed: the consumer would have renamed it."""
     for name in names:
@@ -68,7 +66,10 @@ def _destroy(capsule: int, is_valid: Any = _dying_is_valid, pointer: Any = _dyin
             exported.pop(pointer(capsule, name), None)
 
 
-# Arrays may outlive this module at the interpreter's end; their deleter must not.
+_delete = C.CFUNCTYPE(None, C.c_void_p)(_forget)  # takes the GIL: a consumer may call it from any thread
+_destroy = C.PYFUNCTYPE(None, C.c_void_p)(_drop)
+
+# Arrays may outlive this module at the interpreter's end; so must their deleter.
 for _callback in (_delete, _destroy):
     C.pythonapi.Py_IncRef(C.py_object(_callback))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as C
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import structs
 from .errors import ReplayError
@@ -19,22 +19,34 @@ RoleArray = TENSOR * ROLE_COUNT
 
 
 class Instance:
-    """The handle. It is torn down by close(), or, where views of its pool are still alive then, with the last of them."""
+    """The handle. It is torn down by close(), or, where views of its pool are still alive then, with the last of them, which
+    any thread may drop: hence set and list operations that are atomic."""
 
     def __init__(self, library: Library, handle: C.c_void_p, keep: Any) -> None:
         self.library, self.handle, self.keep = library, handle, [keep]
-        self.leases, self.closed = 0, False
+        self.leases: Set[int] = set()
+        self.closed = False
+        self._owned = [handle]
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._owned)
 
     def close(self) -> None:
         self.closed = True
-        if self.leases == 0 and self.handle:
-            self.library.call(self.library.api.teardown, C.byref(self.handle))
-            self.keep.clear()
+        if not self.leases:
+            self._teardown()
+
+    def _teardown(self) -> None:
+        try:
+            handle = self._owned.pop()
+        except IndexError:
+            return
+        self.library.call(self.library.api.teardown, C.byref(handle))
+        self.keep.clear()
 
     def __del__(self) -> None:
-        if self.handle:
-            self.leases = 0
-            self.close()
+        self._teardown()
 
 
 class Lease:
@@ -42,10 +54,10 @@ class Lease:
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        instance.leases += 1
+        instance.leases.add(id(self))
 
     def __del__(self) -> None:
-        self.instance.leases -= 1
+        self.instance.leases.discard(id(self))
         if self.instance.closed:
             self.instance.close()
 
@@ -115,7 +127,8 @@ class Plugin:
         before its first use. The tensors are kept until close."""
         if slab is not None and tensors is not None:
             raise ReplayError(Status.ARGUMENT, "pool_create takes a slab or tensors, not both")
-        args, keep = structs.PoolArgs(), []
+        args = structs.PoolArgs()
+        keep: List[Any] = []
         sources = [slab] if slab is not None else [t for layer in tensors or () for t in layer.values()]
         args.stream = self.stream(stream, sources)
         if slab is not None:

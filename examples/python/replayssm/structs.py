@@ -1,8 +1,11 @@
 """The structs and constants of abi/*.h, written down once. tests/python/test_structs.py compares sizes and offsets of
 every field and every number here with what a C compiler says of the headers."""
 
+from __future__ import annotations
+
 import ctypes as C
 from enum import IntEnum, IntFlag
+from typing import Any, List, Tuple
 
 ABI_MAJOR = 1
 ROW_WIDTH = 8
@@ -116,7 +119,7 @@ WRITTEN = frozenset(("out", "state", "d_cache", "k_cache", "g_cache", "x_cache",
 I32, I64, U32, U64, F64, TEXT, PTR = C.c_int32, C.c_int64, C.c_uint32, C.c_uint64, C.c_double, C.c_char_p, C.c_void_p
 
 
-def fields(*groups):
+def fields(*groups: Tuple[Any, str]) -> List[Tuple[str, Any]]:
     """Fields of a struct from (type, "name name ...") pairs."""
     return [(name, kind) for kind, names in groups for name in names.split()]
 
@@ -138,7 +141,7 @@ TENSOR = C.POINTER(DLTensor)
 TENSORS = C.POINTER(TENSOR)
 
 
-def fits(kind, name, value):
+def fits(kind: Any, name: str, value: int) -> int:
     """value, when it is an integer of that type: ctypes itself would cut it."""
     if kind(value).value != value:
         raise OverflowError(f"{name} = {value} does not fit in {8 * C.sizeof(kind)} bits")
@@ -148,8 +151,8 @@ def fits(kind, name, value):
 class Sized(C.Structure):
     """A struct of the ABI: zeroed, and knows its size."""
 
-    def __init__(self, **values):
-        kinds = dict(self._fields_)
+    def __init__(self, **values: Any) -> None:
+        kinds = {field[0]: field[1] for field in self._fields_}
         for name, value in values.items():
             if kinds[name] in (I32, I64, U32, U64):
                 fits(kinds[name], name, value)
@@ -252,17 +255,17 @@ class CommitArgs(Sized):
     _fields_ = fields((U64, "struct_size"), (TENSOR, "rows accepted"), (PTR, "stream"), (U32, "flags reserved_"))
 
 
-def call(*args):
+def call(*args: Any) -> Any:
     """A function of a table: its arguments, then the error."""
     return C.CFUNCTYPE(I32, *args, C.POINTER(Error))
 
 
-def on(*args):
+def on(*args: Any) -> Any:
     """A function on an instance."""
     return call(PTR, *args)
 
 
-def ref(kind):
+def ref(kind: Any) -> Any:
     return C.POINTER(kind)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import sys
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from .dlpack import export, read_capsule
 from .errors import ReplayError
@@ -158,7 +158,7 @@ def is_torch(source: Any) -> bool:
     return torch is not None and isinstance(source, torch.Tensor)
 
 
-def from_interface(source: Any, interface: dict) -> DLTensor:
+def from_interface(source: Any, interface: Dict[str, Any]) -> DLTensor:
     kind, size = interface["typestr"][1], int(interface["typestr"][2:])
     if kind not in INTERFACE_CODES or interface["typestr"][0] == ">":
         raise BufferError(f"elements of type {interface['typestr']}")
@@ -188,7 +188,7 @@ def torch_stream(sources: Sequence[Any]) -> Optional[int]:
     if torch is not None:
         for source in sources:
             if isinstance(source, torch.Tensor) and source.is_cuda:
-                return torch.cuda.current_stream(source.device).cuda_stream
+                return int(torch.cuda.current_stream(source.device).cuda_stream)
     return None
 
 
