@@ -264,6 +264,8 @@ typedef struct notes {
 
 static const uint64_t live_magic = 0x4b44412074656d70;
 
+enum { TEXT = 160 }; /* bytes of a shape or type as messages spell it */
+
 struct rssm_plugin {
     uint64_t magic; /* of a live instance: a handle that was torn down, or never was one, is refused */
     rssm_allocator mem;
@@ -278,7 +280,7 @@ struct rssm_plugin {
     symbol_sizes sizes; /* with B, S and n free */
     rssm_layout layout;
     rssm_tensor_info tensors[POOL_TENSORS];
-    char symbolic_shapes[POOL_TENSORS][64];
+    char symbolic_shapes[POOL_TENSORS][TEXT];
 
     double *scratch;  /* of one head of one row; its presence says that the instance is prepared */
     pool_view *views; /* [layers of this rank][num_tensors]; its presence says that there is a pool */
@@ -437,6 +439,7 @@ static rssm_status read_dims(rssm_plugin *p, const rssm_dims *dims, rssm_error *
 /* cJSON, compiled with these in place of malloc and free, takes its memory from the instance's allocator.
  * They get no user pointer, so the thread remembers whose parse it is in. */
 static _Thread_local const rssm_allocator *parsing;
+static _Thread_local bool parse_ran_out;
 enum { JSON_HEADER = 16 };
 
 void *rssm_json_malloc(size_t bytes);
@@ -446,8 +449,10 @@ void *rssm_json_realloc(void *memory, size_t bytes);
 void *rssm_json_malloc(size_t bytes)
 {
     char *block = bytes < SIZE_MAX / 2 ? parsing->alloc(parsing->user, bytes + JSON_HEADER, 16) : NULL;
-    if (!block)
+    if (!block) {
+        parse_ran_out = true; /* cJSON would call it a syntax error */
         return NULL;
+    }
     memcpy(block, &bytes, sizeof(bytes));
     return block + JSON_HEADER;
 }
@@ -523,7 +528,7 @@ static rssm_status mark_layers(const cJSON *list, const char *key, int32_t first
     if (!cJSON_IsArray(list))
         return FAIL(err, RSSM_ERR_CONFIG, "config: %s is not a list", key);
     for (const cJSON *item = list->child; item; item = item->next) {
-        int32_t layer;
+        int32_t layer = 0;
         rssm_status status = whole_number(item, key, first, num_layers - 1 + first, &layer, err);
         if (status)
             return status;
@@ -729,12 +734,15 @@ static rssm_status read_config(rssm_plugin *p, const char *text, uint64_t length
         return FAIL(err, RSSM_ERR_JSON, "the config is not UTF-8, or has a zero byte");
     const char *end = NULL;
     parsing = &p->mem;
+    parse_ran_out = false;
     cJSON *root = cJSON_ParseWithLengthOpts(text, length, &end, 0);
     size_t at = end ? (size_t)(end - text) : 0;
     while (root && at < length && strchr(" \t\r\n", text[at]))
         at++;
     rssm_status status = RSSM_OK;
-    if (!root || at != length)
+    if (!root && parse_ran_out)
+        status = no_memory(err);
+    else if (!root || at != length)
         status = FAIL(err, RSSM_ERR_JSON, "the config is not JSON from byte %zu on", at);
     else if (!cJSON_IsObject(root))
         status = FAIL(err, RSSM_ERR_JSON, "the config is not an object");
@@ -924,8 +932,6 @@ static const char *symbol_name(const rssm_plugin *p, int s)
     return s == R && p->d.ring_rows == p->d.ring_length ? "L" : symbol_names[s];
 }
 
-enum { TEXT = 160 };
-
 /* "[slots, HV, L, V]", with numbers "[64, 32, 16, 128]"; what is free keeps its name. */
 static const char *shape_text(char *text, const rssm_plugin *p, const uint8_t *shape, const symbol_sizes *numbers)
 {
@@ -951,8 +957,7 @@ static rssm_status describe_tensor(rssm_plugin *p, const tensor_spec *spec, rssm
                           : spec->types & T_IO   ? p->d.io_dtype
                                                  : RSSM_DTYPE_FLOAT32;
     const bool integer = spec->types & T_I32;
-    char text[TEXT];
-    snprintf(p->symbolic_shapes[i], sizeof(p->symbolic_shapes[i]), "%s", shape_text(text, p, spec->shape, NULL));
+    shape_text(p->symbolic_shapes[i], p, spec->shape, NULL);
     *info = (rssm_tensor_info){.struct_size = sizeof(*info),
                                .role = spec->role,
                                .name = role_name(spec->role),

@@ -94,9 +94,13 @@ static int64_t poisson(sim *s, double rate)
     return n;
 }
 
+/* More than can be served come on average: whoever finds the queue full comes another time, or a long run would only
+ * grow. */
+enum { MOST_WAITING = 256 };
+
 int sim_arrive(sim *s, double rate)
 {
-    for (int64_t n = poisson(s, rate); n > 0 && s->t.arrived < s->o->requests; n--) {
+    for (int64_t n = poisson(s, rate); n > 0 && s->t.arrived < s->o->requests && s->waiting.count < MOST_WAITING; n--) {
         request *r = new_request(s);
         if (r == NULL)
             return host_refuse(&s->host, "no memory for a request");

@@ -260,9 +260,11 @@ class Step:
         if plugin._has_pool and 0 <= layer < 2**31:
             try:
                 pool = plugin._pool_roles(layer)
-                for role in ROLE_NAMES if pool_roles is None else (ROLES[name] for name in pool_roles):
-                    if pool[role]:
-                        self._array[role] = pool[role]
+                if pool_roles is None:
+                    C.memmove(self._array, pool, C.sizeof(pool))
+                for name in pool_roles or ():
+                    if pool[ROLES[name]]:
+                        self._array[ROLES[name]] = pool[ROLES[name]]
             except ReplayError as error:
                 if error.status != Status.ARGUMENT:  # of a layer that is not there, the call itself tells more
                     raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as C
 import sys
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from .dlpack import export, read_capsule
 from .errors import ReplayError
@@ -127,11 +127,10 @@ class Borrowed:
             raise ReplayError(Status.ARGUMENT, f"`{role}` is written by this call and is read-only", role)
 
     def _read_dlpack(self, source: Any, role: str, stream: Optional[int]) -> None:
-        interface = getattr(source, "__array_interface__", None) if is_numpy(source) else None
         try:
-            if interface is not None and interface["data"][1]:
+            if is_numpy(source) and not source.flags.writeable:
                 # NumPy before 2.1 has no way to say read-only in a capsule and refuses; the memory is readable all the same.
-                self.dltensor, self.readonly = from_interface(source, interface), True
+                self.dltensor, self.readonly = from_interface(source), True
                 return
             capsule = capsule_of(source, stream)
             self.dltensor, self.readonly = read_capsule(capsule)
@@ -158,7 +157,8 @@ def is_torch(source: Any) -> bool:
     return torch is not None and isinstance(source, torch.Tensor)
 
 
-def from_interface(source: Any, interface: Dict[str, Any]) -> DLTensor:
+def from_interface(source: Any) -> DLTensor:
+    interface = source.__array_interface__
     kind, size = interface["typestr"][1], int(interface["typestr"][2:])
     if kind not in INTERFACE_CODES or interface["typestr"][0] == ">":
         raise BufferError(f"elements of type {interface['typestr']}")
