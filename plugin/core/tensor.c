@@ -9,7 +9,8 @@
 
 void *rssm_tensor_data(const DLTensor *t)
 {
-    return t->data ? (char *)t->data + t->byte_offset : NULL;
+    /* as numbers: the offset of a tensor of no elements may be anything */
+    return t->data ? (void *)((uintptr_t)t->data + t->byte_offset) : NULL;
 }
 
 static int64_t compact_stride(const DLTensor *t, int dim)

@@ -27,6 +27,7 @@ for target in $targets; do
     [ "$target" != extension ] || for call in 0 1 2 3 4 5 6 7 8 9 a; do # each call of each family, bent once
         for family in 0 1 2; do printf "\\x0$family\\x0$call\\x05\\x03\\x01\\x0b\\x02" > "$corpus/$call-$family"; done
     done
+    [ ! -d tests/fuzz/found/$target ] || cp tests/fuzz/found/$target/* "$corpus/" # what was a finding once
     log=$build/fuzz-$target.log
     RSSM_PLUGIN=$PWD/$build/plugin/replayssm.so $build/tests/fuzz_$target -max_total_time="$seconds" -max_len=$length \
         -rss_limit_mb=2048 -timeout=10 -print_final_stats=1 -artifact_prefix=$build/fuzz-$target- "$corpus" > "$log" 2>&1
