@@ -8,6 +8,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$1
 plugin=$(realpath "$2")
 mkdir -p "$work"
+work=$(realpath "$work")
 cd "$work"
 
 fail() {
@@ -23,7 +24,7 @@ dump() { # library
 surface() { # name flags...
     local name=$1
     shift
-    gcc -std=c11 -g -O0 -shared -fPIC -I "$root/abi" "$@" -o "$name.so" "$root/tests/abi/surface.c"
+    (cd "$root/tests/abi" && gcc -std=c11 -g -O0 -shared -fPIC -I ../../abi "$@" -o "$work/$name.so" surface.c)
     dump "$name.so" > "$name.abi"
 }
 
