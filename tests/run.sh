@@ -158,7 +158,7 @@ stage_readme() {
     check "minimal host" quietly build/examples/minimal build/plugin/replayssm.so configs/qwen3.5-35b-a3b.json
 }
 
-budget_install=300 budget_format=30 budget_lint=420 budget_abi=90 budget_coverage=540 budget_fuzz=240 budget_gcc=420 budget_clang=420 budget_asan=600 budget_tsan=300 budget_cuda=420 budget_readme=300
+budget_install=300 budget_format=30 budget_lint=420 budget_abi=90 budget_coverage=540 budget_fuzz=240 budget_gcc=420 budget_clang=420 budget_asan=600 budget_tsan=300 budget_cuda=600 budget_readme=300
 table=""
 total=0
 for stage in $stages; do
