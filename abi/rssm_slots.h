@@ -8,6 +8,9 @@
  * range sets RSSM_FAULT_CURSOR. No other slot changes a byte. With RSSM_CHECK_DEEP [may-sync] all of these are errors
  * (RSSM_ERR_VALUE) instead, and nothing is done.
  *
+ * import_state, export_state and flush are several launches on a GPU: when one of them fails (RSSM_ERR_CUDA), the slots named, or
+ * the tensors given, are undefined until reset or the next import.
+ *
  * get_extension(RSSM_EXT_SLOTS) gives a rssm_slots_api. */
 #ifndef RSSM_SLOTS_H_
 #define RSSM_SLOTS_H_
