@@ -41,20 +41,10 @@ static bool fits_conv4(const rssm_convolution *c)
            starts_at(c->weight.data, 0, io, 16) && starts_at(c->bias.data, 0, io, 16);
 }
 
-static int64_t parts_of(int64_t whole, int64_t part)
-{
-    return (whole + part - 1) / part;
-}
-
-static uint32_t at_most(int64_t count, int64_t most)
-{
-    return (uint32_t)(count < most ? count : most);
-}
-
 static uint32_t row_blocks(const rssm_cuda *cuda, int64_t B, int64_t across)
 {
-    int64_t most = parts_of((int64_t)cuda->multiprocessors * CONV4_BLOCKS, across);
-    return at_most(B < most ? B : parts_of(B, parts_of(B, most)), MAX_GRID_Y);
+    int64_t most = rssm_cuda_parts((int64_t)cuda->multiprocessors * CONV4_BLOCKS, across);
+    return rssm_cuda_at_most(B < most ? B : rssm_cuda_parts(B, rssm_cuda_parts(B, most)), MAX_GRID_Y);
 }
 
 /* Small batches take small blocks: more multiprocessors then ask at once. */
@@ -62,15 +52,15 @@ static rssm_cuda_launch launch4(const rssm_cuda *cuda, const rssm_convolution *c
 {
     int64_t work = (int64_t)c->B * c->channels / (RSSM_CUDA_CONV_THREADS * RSSM_CUDA_CONV4_CHANNELS);
     uint32_t threads = work < 2 * (int64_t)cuda->multiprocessors ? 32 : RSSM_CUDA_CONV_THREADS;
-    int64_t across = parts_of(c->channels, threads * RSSM_CUDA_CONV4_CHANNELS);
+    int64_t across = rssm_cuda_parts(c->channels, threads * RSSM_CUDA_CONV4_CHANNELS);
     return (rssm_cuda_launch){.grid = {(uint32_t)across, row_blocks(cuda, c->B, across), 1}, .threads = threads};
 }
 
 static rssm_cuda_launch launch_pairs(const rssm_convolution *c)
 {
-    int64_t across = parts_of(c->channels, 2 * RSSM_CUDA_CONV_THREADS);
+    int64_t across = rssm_cuda_parts(c->channels, 2 * RSSM_CUDA_CONV_THREADS);
     return (rssm_cuda_launch){
-        .grid = {(uint32_t)across, at_most(c->B, MAX_GRID_Y), 1},
+        .grid = {(uint32_t)across, rssm_cuda_at_most(c->B, MAX_GRID_Y), 1},
         .threads = RSSM_CUDA_CONV_THREADS,
         .smem = 2 * RSSM_CUDA_CONV_THREADS * ring_bytes(c),
     };
@@ -81,9 +71,9 @@ static rssm_cuda_launch launch_any(const rssm_convolution *c)
     uint32_t threads = RSSM_CUDA_CONV_THREADS;
     while (threads * ring_bytes(c) > RSSM_CUDA_CONV_SHARED)
         threads /= 2;
-    int64_t across = parts_of(c->channels, threads);
+    int64_t across = rssm_cuda_parts(c->channels, threads);
     return (rssm_cuda_launch){
-        .grid = {(uint32_t)across, at_most(c->B, MAX_GRID_Y), 1},
+        .grid = {(uint32_t)across, rssm_cuda_at_most(c->B, MAX_GRID_Y), 1},
         .threads = threads,
         .smem = threads * ring_bytes(c),
     };

@@ -361,11 +361,6 @@ rssm_status rssm_cuda_run(rssm_cuda *cuda, int kernel, const rssm_cuda_launch *h
 
 enum { RESET_BLOCKS = 4, MAX_GRID_YZ = 65535 };
 
-static uint32_t at_most(int64_t count, uint32_t most)
-{
-    return count < most ? (uint32_t)count : most;
-}
-
 static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count, void *stream, rssm_error *err)
 {
     rssm_cuda *cuda = ctx;
@@ -383,7 +378,8 @@ static rssm_status cuda_reset(void *ctx, const rssm_index *slots, int64_t count,
         .spread_step = pool->spread_step,
     };
     const rssm_cuda_launch how = {
-        .grid = {RESET_BLOCKS, at_most(args.count, MAX_GRID_YZ), at_most(args.num_regions, MAX_GRID_YZ)},
+        .grid = {RESET_BLOCKS, rssm_cuda_at_most(args.count, MAX_GRID_YZ),
+                 rssm_cuda_at_most(args.num_regions, MAX_GRID_YZ)},
         .threads = 256,
     };
     return rssm_cuda_run(cuda, RSSM_KERNEL_RESET, &how, &args, stream, "launching reset", err);

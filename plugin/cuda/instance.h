@@ -89,4 +89,15 @@ rssm_status rssm_cuda_verify_begin(void *ctx, const rssm_verify_begin *begin, vo
 rssm_status rssm_cuda_verify(void *ctx, const rssm_window *window, void *stream, rssm_error *err);
 rssm_status rssm_cuda_commit(void *ctx, const rssm_commit *commit, void *stream, rssm_error *err);
 
+/* Of a grid: the size of a dimension that goes on beyond it, and how many parts a whole has. */
+static inline uint32_t rssm_cuda_at_most(int64_t count, int64_t most)
+{
+    return (uint32_t)(count < most ? count : most);
+}
+
+static inline int64_t rssm_cuda_parts(int64_t whole, int64_t part)
+{
+    return (whole + part - 1) / part;
+}
+
 #endif

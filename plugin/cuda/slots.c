@@ -10,16 +10,6 @@ enum { COPY_BLOCKS = 16, STATE_BLOCKS = 12, MAX_RUN = 16, MAX_GRID_X = INT32_MAX
 
 _Static_assert(sizeof(rssm_cuda_states) <= 4096, "more than the arguments of a kernel may be");
 
-static uint32_t at_most(int64_t count, int64_t most)
-{
-    return (uint32_t)(count < most ? count : most);
-}
-
-static int64_t parts_of(int64_t whole, int64_t part)
-{
-    return (whole + part - 1) / part;
-}
-
 /* ---- tables in device memory ------------------------------------------------------------------------------------ */
 
 /* regions[], layers[], first_chunk[]: one allocation, in this order; each has 8-byte elements. */
@@ -53,7 +43,7 @@ int64_t rssm_cuda_make_tables(const rssm_pool *pool, void *block)
     for (int32_t i = 0; i < pool->num_regions; i++) {
         regions[i] = pool->regions[i];
         first[i] = chunks;
-        chunks += parts_of(pool->regions[i].slot_bytes, RSSM_CUDA_COPY_CHUNK);
+        chunks += rssm_cuda_parts(pool->regions[i].slot_bytes, RSSM_CUDA_COPY_CHUNK);
     }
     for (int32_t i = 0; i < pool->num_layers; i++)
         layers[i] = pool->layers[i];
@@ -93,9 +83,9 @@ rssm_status rssm_cuda_copy_slots(void *ctx, const rssm_slot_copy *copy, void *st
     };
     if (copy->n == 0)
         return RSSM_OK;
-    int64_t shares = parts_of((int64_t)cuda->multiprocessors * COPY_BLOCKS, copy->n);
+    int64_t shares = rssm_cuda_parts((int64_t)cuda->multiprocessors * COPY_BLOCKS, copy->n);
     const rssm_cuda_launch how = {
-        .grid = {at_most(shares, cuda->chunks), at_most(copy->n, MAX_GRID_YZ), 1},
+        .grid = {rssm_cuda_at_most(shares, cuda->chunks), rssm_cuda_at_most(copy->n, MAX_GRID_YZ), 1},
         .threads = RSSM_CUDA_SLOT_THREADS,
     };
     return rssm_cuda_run(cuda, RSSM_KERNEL_SLOTS_COPY, &how, &args, stream, "launching a copy of slots", err);
@@ -121,7 +111,8 @@ static rssm_status run_states(rssm_cuda *cuda, int kernel, const rssm_state_io *
                               const char *what, rssm_error *err)
 {
     const rssm_pool *pool = &cuda->pool;
-    const int64_t tiles = parts_of(pool->K, RSSM_CUDA_STATE_CHANNELS) * parts_of(pool->V, RSSM_CUDA_STATE_ROWS);
+    const int64_t tiles =
+        rssm_cuda_parts(pool->K, RSSM_CUDA_STATE_CHANNELS) * rssm_cuda_parts(pool->V, RSSM_CUDA_STATE_ROWS);
     rssm_cuda_states args = {
         .in = judged_by(cuda, io->fault),
         .n = io->n,
@@ -142,14 +133,14 @@ static rssm_status run_states(rssm_cuda *cuda, int kernel, const rssm_state_io *
     args.state_blocks = (args.state_tiles + args.run - 1) / args.run;
     rssm_status status = RSSM_OK;
     for (int32_t first = 0; !status && first < pool->num_layers; first += RSSM_CUDA_STATE_LAYERS) {
-        args.num_layers = (int32_t)at_most(pool->num_layers - first, RSSM_CUDA_STATE_LAYERS);
+        args.num_layers = (int32_t)rssm_cuda_at_most(pool->num_layers - first, RSSM_CUDA_STATE_LAYERS);
         args.first = first == 0;
         args.pool = device_layers(cuda) + first;
         for (int32_t i = 0; i < args.num_layers; i++)
             args.layer[i] = io->layers[first + i];
         const rssm_cuda_launch how = {
-            .grid = {at_most(args.state_blocks + parts_of(history, RSSM_CUDA_HISTORY), MAX_GRID_X),
-                     at_most(io->n, MAX_GRID_YZ), (uint32_t)args.num_layers},
+            .grid = {rssm_cuda_at_most(args.state_blocks + rssm_cuda_parts(history, RSSM_CUDA_HISTORY), MAX_GRID_X),
+                     rssm_cuda_at_most(io->n, MAX_GRID_YZ), (uint32_t)args.num_layers},
             .threads = RSSM_CUDA_SLOT_THREADS,
         };
         status = rssm_cuda_run(cuda, kernel, &how, &args, stream, what, err);
@@ -185,7 +176,8 @@ rssm_status rssm_cuda_flush(void *ctx, const rssm_state_io *io, void *stream, rs
     if (status)
         return status;
     const rssm_cuda_flushed args = {.in = judged_by(cuda, io->fault), .n = io->n, .slots = io->slots};
-    const rssm_cuda_launch how = {.grid = {at_most(io->n, MAX_GRID_X), 1, 1}, .threads = RSSM_CUDA_SLOT_THREADS};
+    const rssm_cuda_launch how = {.grid = {rssm_cuda_at_most(io->n, MAX_GRID_X), 1, 1},
+                                  .threads = RSSM_CUDA_SLOT_THREADS};
     return rssm_cuda_run(cuda, RSSM_KERNEL_SLOTS_FLUSHED, &how, &args, stream, "launching a flush's end", err);
 }
 
