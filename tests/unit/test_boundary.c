@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "harness.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <locale.h>
@@ -1155,10 +1156,36 @@ END_TEST
 
 /* ---- fork ------------------------------------------------------------------------------------------------------- */
 
+/* Waits until all other threads of this process sleep. AddressSanitizer's allocator, unlike the C library's, does not open its locks
+ * in a fork's child: a thread that just starts may hold one. */
+static void wait_for_sleep(void)
+{
+    for (int tries = 0, asleep = 0; tries < 5000 && asleep < 2; tries++, usleep(1000)) {
+        int awake = 0;
+        DIR *tasks = opendir("/proc/self/task");
+        ck_assert_ptr_nonnull(tasks);
+        for (struct dirent *task; (task = readdir(tasks)) != NULL;) {
+            char path[300], state = 'S';
+            snprintf(path, sizeof(path), "/proc/self/task/%s/stat", task->d_name);
+            bool other =
+                task->d_name[0] != '.' && atoi(task->d_name) != (int)getpid(); /* its first thread calls this */
+            FILE *stat = other ? fopen(path, "r") : NULL;
+            if (stat && fscanf(stat, "%*d %*[^)]) %c", &state) == 1)
+                awake += state != 'S';
+            if (stat)
+                fclose(stat);
+        }
+        closedir(tasks);
+        asleep = awake ? 0 : asleep + 1;
+    }
+}
+
 /* Runs in a child; it exits 0 when the function returns the expected hash. Kills itself after 30 s. */
 static void in_child(uint64_t (*function)(life *l), life *l, uint64_t expected, const char *what)
 {
     fflush(NULL);
+    if (SANITIZED)
+        wait_for_sleep();
     pid_t child = fork();
     if (child == 0) {
         alarm(30);
@@ -1723,6 +1750,93 @@ START_TEST(test_decimal_comma)
 }
 END_TEST
 
+/* ---- the current context of CUDA --------------------------------------------------------------------------------- */
+
+/* What of the driver's interface tells which context, and so which device, is current; by hand: the judge needs no CUDA. */
+typedef struct driver {
+    int (*init)(unsigned flags);
+    int (*device_get)(int *device, int ordinal);
+    int (*retain)(void **context, int device);
+    int (*release)(int device);
+    int (*current)(void **context);
+    int (*push)(void *context);
+    int (*pop)(void **context);
+} driver;
+
+/* false: no driver, or no device, on this machine. */
+static bool open_driver(driver *d)
+{
+    const char *const names[] = {
+        "cuInit",          "cuDeviceGet",         "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2",
+        "cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2"};
+    void **const entries[] = {(void **)&d->init,    (void **)&d->device_get, (void **)&d->retain, (void **)&d->release,
+                              (void **)&d->current, (void **)&d->push,       (void **)&d->pop};
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+        return false;
+    for (int i = 0; i < COUNT(names); i++)
+        if (!(*entries[i] = dlsym(library, names[i])))
+            return false;
+    int device;
+    return d->init(0) == 0 && d->device_get(&device, 0) == 0;
+}
+
+static void check_current(const driver *d, const void *expected, const char *after)
+{
+    void *now = NULL;
+    ck_assert_int_eq(d->current(&now), 0);
+    ck_assert_msg(now == expected, "%s: another CUDA context is current than before", after);
+}
+
+/* Every call of a life, beside a context that stays current (NULL: none is). */
+static void life_beside(const driver *d, const void *context)
+{
+    const h_spec spec = life_spec(h_family(RSSM_FAMILY_GDN));
+    const rssm_reset_args reset = {.struct_size = sizeof(reset)};
+    life l;
+    rssm_plugin *first = h_init(&spec);
+    check_current(d, context, "init");
+    ck_assert_int_eq(h_api()->prepare(first, NULL), RSSM_OK);
+    check_current(d, context, "prepare");
+    ck_assert_int_eq(h_api()->pool_create(first, NULL, NULL), RSSM_OK);
+    check_current(d, context, "pool_create");
+    ck_assert_int_eq(h_api()->reset(first, &reset, NULL), RSSM_OK);
+    check_current(d, context, "reset");
+    h_teardown(&first);
+    check_current(d, context, "teardown");
+    life_begin(&l, &spec);
+    check_current(d, context, "step_begin");
+    ck_assert_int_eq(h_api()->validate(l.plugin, &l.call->args, NULL), RSSM_OK);
+    check_current(d, context, "validate");
+    ck_assert_int_eq(h_api()->decode(l.plugin, &l.call->args, NULL), RSSM_OK);
+    check_current(d, context, "decode");
+    l.call->args.layer = 99;
+    ck_assert_int_ne(h_api()->decode(l.plugin, &l.call->args, NULL), RSSM_OK);
+    check_current(d, context, "a refused decode");
+    life_end(&l);
+    check_current(d, context, "the second teardown");
+}
+
+/* Whatever the plugin does with CUDA, and on whichever device it computes: the host's current context is the host's. */
+START_TEST(test_current_context)
+{
+    driver d;
+    void *mine = NULL, *popped = NULL;
+    if (!open_driver(&d)) {
+        h_skip("no libcuda.so.1 with a device here");
+        return;
+    }
+    life_beside(&d, NULL);
+    ck_assert_int_eq(d.retain(&mine, 0), 0);
+    ck_assert_int_eq(d.push(mine), 0);
+    life_beside(&d, mine);
+    ck_assert_int_eq(d.pop(&popped), 0);
+    ck_assert_ptr_eq(popped, mine);
+    check_current(&d, NULL, "all of them: one more was pushed");
+    ck_assert_int_eq(d.release(0), 0);
+}
+END_TEST
+
 /* ---- suite ------------------------------------------------------------------------------------------------------ */
 
 void boundary_tests(h_suite *suite);
@@ -1774,6 +1888,7 @@ void boundary_tests(h_suite *suite)
     add(suite, "silence", test_silence, 1);
     add_ours(suite, "log", test_log, 1);
     add(suite, "decimal comma", test_decimal_comma, 1);
+    add(suite, "current context", test_current_context, 1);
 }
 
 #ifndef RSSM_CONFORM
