@@ -12,13 +12,13 @@ extern "C" {
 #define RSSM_EXT_FAULT "replayssm.fault/1"
 
 enum {
-    RSSM_FAULT_CURSOR = 1u << 0,   /* base or count out of range: the row was treated as padding          */
-    RSSM_FAULT_ACCEPTED = 1u << 1, /* commit: accepted count out of range: the slot is unchanged          */
+    RSSM_FAULT_CURSOR = 1u << 0,   /* base, count, conv or flush out of range: treated as padding         */
+    RSSM_FAULT_ACCEPTED = 1u << 1, /* commit: accepted out of range, or no open window: slot unchanged    */
     RSSM_FAULT_OUTPUT = 1u << 2,   /* a 16-bit output was beyond its type and saturated                   */
     RSSM_FAULT_STATE = 1u << 3,    /* a 16-bit state element likewise                                     */
     RSSM_FAULT_RING = 1u << 4,     /* a 16-bit ring element likewise                                      */
     RSSM_FAULT_SLOTS = 1u << 5,    /* a slot operation named a slot twice, or half a pair: passed over    */
-    RSSM_FAULT_SEQLENS = 1u << 6   /* a verify window is too long, negative or beyond the tokens: padding */
+    RSSM_FAULT_SEQLENS = 1u << 6   /* a verify window is too long, negative or beyond the tokens: it has none */
 };
 
 typedef struct rssm_fault_api {

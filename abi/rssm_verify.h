@@ -12,10 +12,13 @@
  * token. Before a window that has no room in the ring (count + T > L) the committed records are folded into the
  * checkpoint. Plain steps, windows, forced flushes and slot operations may come in any order on a slot.
  *
- * A window longer than max_T or below 0, or tokens beyond those that verify is given, make a padding row and set
- * RSSM_FAULT_SEQLENS. Tokens of a padding row whose lengths are sane get zeros; tokens that no row has are left alone. The
- * fold that verify_begin has decided on happens all the same. A slot that was reset, imported, loaded or copied to since
- * verify_begin has no window any more: commit may not notice, so leave its row out (slot -1).
+ * A window longer than max_T or below 0, or with tokens beyond those that verify is given, has no tokens at all: none of them is
+ * read or written, since a part of them may be another row's. RSSM_FAULT_SEQLENS is set, also where the row is a padding row. The
+ * fold that verify_begin has decided on happens all the same. Tokens of a padding row that are in range get zeros; tokens that
+ * no row has are left alone. rssm_conv.h's windows follow the same rule.
+ *
+ * A slot that was reset, imported, loaded or copied to since verify_begin has no window any more: commit notices only where
+ * its cursor has changed, so leave its row out (slot -1).
  * get_extension(RSSM_EXT_VERIFY) gives a rssm_verify_api. */
 #ifndef RSSM_VERIFY_H_
 #define RSSM_VERIFY_H_
@@ -39,7 +42,8 @@ typedef struct rssm_verify_begin_args {
 } rssm_verify_begin_args;
 
 /* accepted[b] tokens of row b's window are kept: 0 .. len. Beyond that, or when the slot's cursor is no longer where
- * verify_begin left it (a second commit): the slot stays as it is and RSSM_FAULT_ACCEPTED is set. */
+ * verify_begin left it (a second commit), or the row is a plain step's: the slot stays as it is and RSSM_FAULT_ACCEPTED is
+ * set. (One row of a plain step looks like a window's: of a slot whose ring was full, in a pool without convolution.) */
 typedef struct rssm_commit_args {
     uint64_t struct_size;
     const DLTensor *rows;     /* of verify_begin                                                            */

@@ -46,15 +46,24 @@ rssm_row rssm_cpu_row(const rssm_step *step, int64_t b, uint32_t *fault)
     return cursor_is_valid(step, &row) ? row : padding_of(row, RSSM_FAULTBIT_CURSOR, fault);
 }
 
-/* The tokens of a row of rows[B, 8] among `tokens`; 0 = out of range: what is left are those that get zeros. */
-static int take_tokens(const int32_t *r, int64_t tokens, int32_t max_T, rssm_row *row)
+/* What a row of rows[B, 8] says about its tokens, and what its call has. */
+typedef struct span {
+    int64_t start, len, tokens;
+    int32_t max_T;
+    int32_t pad_;
+} span;
+
+/* Tokens out of range are none at all, since a part of them may be another row's; 0 then. */
+static int take_tokens(span of, rssm_row *row, uint32_t *fault)
 {
-    int64_t start = r[5], len = r[6];
-    int is_sane = start >= 0 && len >= 0 && len <= max_T && start + len <= tokens;
-    int64_t first = start < 0 ? 0 : start, end = start + len < tokens ? start + len : tokens;
-    row->start = is_sane ? start : first;
-    row->len = len < 0 || len > max_T || end < first ? 0 : (int32_t)(end - first);
-    return is_sane;
+    row->start = row->len = 0;
+    if (of.start < 0 || of.len < 0 || of.len > of.max_T || of.start + of.len > of.tokens) {
+        *fault |= RSSM_FAULTBIT_SEQLENS;
+        return 0;
+    }
+    row->start = of.start;
+    row->len = (int32_t)of.len;
+    return 1;
 }
 
 static int records_are_valid(const rssm_step *step, const rssm_row *row)
@@ -65,40 +74,35 @@ static int records_are_valid(const rssm_step *step, const rssm_row *row)
 /* A window's flush is no choice: it happens iff the tokens have no room beside the records. */
 static int window_is_valid(const rssm_step *step, const rssm_row *row)
 {
-    return records_are_valid(step, row) && row->flush == (row->count + row->len > step->L) &&
-           row->count + row->len <= step->R;
+    return row->flush == (row->count + row->len > step->L) && row->count + row->len <= step->R;
 }
 
-/* A window out of range. verify_begin has entered its fold into the cursor, so that takes place all the same. */
-static rssm_row without_tokens(const rssm_step *step, rssm_row row, uint32_t *fault)
-{
-    if (!row.flush || rssm_is_padding(row.slot, step->S, step->pad_slot) || !records_are_valid(step, &row))
-        return padding_of(row, RSSM_FAULTBIT_SEQLENS, fault);
-    *fault |= RSSM_FAULTBIT_SEQLENS;
-    row.start = row.len = 0;
-    return row;
-}
-
+/* A window out of range was another one when verify_begin saw it: its fold is in the cursor, so it takes place. */
 rssm_row rssm_cpu_window_row(const rssm_window *window, int64_t b, uint32_t *fault)
 {
     const rssm_step *step = &window->step;
     const int32_t *r = step->rows + b * step->rows_row;
+    const span tokens = {.start = r[5], .len = r[6], .tokens = window->tokens, .max_T = window->max_T};
     rssm_row row = {.slot = r[0], .base = r[1], .count = r[2], .flush = r[3] != 0, .conv = r[4]};
-    if (!take_tokens(r, window->tokens, window->max_T, &row))
-        return without_tokens(step, row, fault);
+    int in_range = take_tokens(tokens, &row, fault);
     if (rssm_is_padding(row.slot, step->S, step->pad_slot))
         return padding_of(row, 0, fault);
-    return window_is_valid(step, &row) ? row : padding_of(row, RSSM_FAULTBIT_CURSOR, fault);
+    if (!records_are_valid(step, &row) || (in_range && !window_is_valid(step, &row)))
+        return padding_of(row, RSSM_FAULTBIT_CURSOR, fault);
+    return row;
 }
 
 /* A plain pass (max_T = 1) has token b in row b. */
 rssm_row rssm_cpu_conv_row(const rssm_convolution *conv, int64_t b, uint32_t *fault)
 {
     const int32_t *r = conv->rows + b * conv->rows_row;
-    const int32_t plain[RSSM_ROW_WIDTH] = {[5] = (int32_t)b, [6] = 1};
+    span tokens = {.start = b, .len = 1, .tokens = conv->tokens, .max_T = conv->max_T};
     rssm_row row = {.slot = r[0], .conv = r[4]};
-    if (!take_tokens(conv->max_T == 1 ? plain : r, conv->tokens, conv->max_T, &row))
-        return padding_of(row, RSSM_FAULTBIT_SEQLENS, fault);
+    if (conv->max_T > 1) {
+        tokens.start = r[5];
+        tokens.len = r[6];
+    }
+    take_tokens(tokens, &row, fault);
     if (rssm_is_padding(row.slot, conv->S, conv->pad_slot))
         return padding_of(row, 0, fault);
     if (row.conv < 0 || row.conv >= conv->conv_len)
@@ -218,16 +222,19 @@ void rssm_cpu_verify_begin(const rssm_verify_begin *begin)
     rssm_fault_or(begin->fault, fault);
 }
 
-/* Whether the cursor is where verify_begin left it with this row, and has room for n tokens of it. */
+/* Whether verify_begin may have written this row, the cursor is where it left it, and there is room for n tokens of the row. */
 static int may_commit(const rssm_commit *commit, const int32_t *row, const int32_t *cursor, int64_t n)
 {
     int32_t left[RSSM_CURSOR_WIDTH] = {row[1], row[2], row[4], 0};
     if (!slot_cursor_is_valid((bounds){commit->L, commit->R, commit->conv_len}, left))
         return 0;
-    if (row[3])
+    int folds = left[1] + (int64_t)row[6] > commit->L;
+    if (folds != (row[3] != 0))
+        return 0; /* of a plain step, which flushes one token earlier */
+    if (folds)
         empty_ring(left, commit->R);
     return n >= 0 && n <= row[6] && left[1] + n <= commit->L && cursor[0] == left[0] && cursor[1] == left[1] &&
-           (commit->conv_len == 0 || cursor[2] == left[2]);
+           cursor[2] == left[2];
 }
 
 static void commit_row(const rssm_commit *commit, int32_t b, uint32_t *fault)

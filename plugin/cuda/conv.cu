@@ -20,7 +20,7 @@ DEVICE void conv_fault(const rssm_convolution &a, uint32_t bit)
         atomicOr(a.fault, bit);
 }
 
-/* Row b: its slot, position and window. A window that is not in the tokens is empty. */
+/* Row b: its slot, position and window. Tokens out of range are none at all, since a part of them may be another row's. */
 DEVICE conv_row judge_row(const rssm_convolution &a, int64_t b)
 {
     const int32_t *const row = a.rows + b * a.rows_row;
@@ -32,9 +32,8 @@ DEVICE conv_row judge_row(const rssm_convolution &a, int64_t b)
     if (here && !sane)
         conv_fault(a, RSSM_FAULTBIT_CURSOR);
     conv_row r = {slot, start, len, column, live};
-    if (start < 0 || len < 0 || start + (int64_t)len > a.tokens || (live && len > max(a.max_T, 1))) {
-        if (here)
-            conv_fault(a, RSSM_FAULTBIT_SEQLENS);
+    if (start < 0 || len < 0 || len > max(a.max_T, 1) || start + (int64_t)len > a.tokens) {
+        conv_fault(a, RSSM_FAULTBIT_SEQLENS);
         r.len = 0;
     }
     return r;

@@ -25,8 +25,8 @@ DEVICE window_ahead load_window(const rssm_step &s, int64_t row)
     return a;
 }
 
-/* verify_begin made the row, or the caller: nothing in it is trusted. A window out of range counts as empty, but the fold
- * that verify_begin has already entered into the cursor takes place. */
+/* verify_begin made the row, or the caller: nothing in it is trusted. Tokens out of range are none at all, since a part of them
+ * may be another row's; the fold that verify_begin has already entered into the cursor takes place. */
 DEVICE window_row judge_window(const rssm_window &a, const window_ahead &p)
 {
     const rssm_step &s = a.step;
@@ -37,8 +37,9 @@ DEVICE window_row judge_window(const rssm_window &a, const window_ahead &p)
         r.start = r.len = 0;
     }
     const bool here = p.slot >= 0 && p.slot < s.S && p.slot != s.pad_slot;
-    const bool sane =
-        (uint32_t)p.base < (uint32_t)s.R && p.count >= 0 && p.count <= s.L && p.count + r.len <= (r.flush ? s.R : s.L);
+    const bool records = (uint32_t)p.base < (uint32_t)s.R && p.count >= 0 && p.count <= s.L;
+    /* The flush is no choice: it happens iff the tokens have no room beside the records. */
+    const bool sane = records && (!window || (r.flush == (p.count + r.len > s.L) && p.count + r.len <= s.R));
     if (here && !sane)
         r.fault |= RSSM_FAULTBIT_CURSOR;
     if (!here || !sane)

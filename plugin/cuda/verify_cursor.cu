@@ -11,7 +11,8 @@ DEVICE cursor load_cursor(const int32_t *p)
     return c;
 }
 
-DEVICE bool cursor_is_sane(const rssm_verify_begin &a, const cursor &c)
+/* args: rssm_verify_begin or rssm_commit. */
+template <typename args> DEVICE bool cursor_is_sane(const args &a, const cursor &c)
 {
     return c.base >= 0 && c.base < a.R && c.count >= 0 && c.count <= a.L && c.conv >= 0 &&
            c.conv < (a.conv_len > 0 ? a.conv_len : 1) && c.shortened >= 0 && c.shortened < a.L;
@@ -24,9 +25,10 @@ DEVICE uint32_t begin_window(const rssm_verify_begin &a, int64_t b, int32_t *row
     row[0] = -1;
     for (int i = 1; i < RSSM_STEP_ROW_WIDTH; ++i)
         row[i] = 0;
-    const int64_t start = load_index(a.cu_seqlens, b), len = load_index(a.cu_seqlens, b + 1) - start;
-    if (start < 0 || start > INT32_MAX || len < 0 || len > a.max_T)
+    const int64_t start = load_index(a.cu_seqlens, b), end = load_index(a.cu_seqlens, b + 1);
+    if (start < 0 || end < start || end > INT32_MAX || end - start > a.max_T)
         return RSSM_FAULTBIT_SEQLENS;
+    const int64_t len = end - start;
     row[5] = (int32_t)start;
     row[6] = (int32_t)len;
     const int64_t slot = load_index(a.slots, b);
@@ -64,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(256) rssm_verify_begin_rows(const _
         a.rows[b * a.rows_row + i] = row[i];
 }
 
-/* Moves the cursor of row b's slot past the accepted tokens; false: too many of them, or the cursor is not where
- * verify_begin left it. */
+/* Moves the cursor of row b's slot past the accepted tokens; false: too many of them, no row of verify_begin (a plain step
+ * flushes one token earlier), or the cursor is not where verify_begin left it. */
 DEVICE bool commit_row(const rssm_commit &a, int64_t b)
 {
     const int32_t *const row = a.rows + b * a.rows_row;
@@ -73,11 +75,14 @@ DEVICE bool commit_row(const rssm_commit &a, int64_t b)
     if (slot < 0 || slot >= a.S || slot == a.pad_slot)
         return true;
     int32_t *const p = a.cursor + slot * a.cursor_slot;
-    const cursor c = load_cursor(p);
-    const int64_t after_fold = ((int64_t)row[1] + row[2]) % a.R;
-    const int64_t base = row[3] ? after_fold : row[1], count = row[3] ? 0 : row[2];
+    const cursor c = load_cursor(p), begun = {row[1], row[2], row[4], 0};
+    const bool folds = begun.count + (int64_t)row[6] > a.L;
+    if (!cursor_is_sane(a, begun) || folds != (row[3] != 0))
+        return false;
+    const int64_t after_fold = ((int64_t)begun.base + begun.count) % a.R;
+    const int64_t base = folds ? after_fold : begun.base, count = folds ? 0 : begun.count;
     const int64_t accepted = load_index(a.accepted, b);
-    if (c.base != base || c.count != count || c.conv != row[4])
+    if (c.base != base || c.count != count || c.conv != begun.conv)
         return false;
     if (accepted < 0 || accepted > row[6] || count + accepted > a.L)
         return false;

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "device.h"
 #include "report.h"
 #include "rssm_conv.h"
 #include "rssm_fault.h"
@@ -20,23 +21,23 @@
 
 typedef struct options {
     const char *plugin, *device, *config, *junit;
-    const char *filters[64];
-    int num_filters;
+    const char *filters[64], *skips[64];
+    int num_filters, num_skips;
     int jobs, timeout;
     bool list, tap, verbose, no_fork;
 } options;
 
 static const char usage[] =
     "usage: replayssm-conform PLUGIN.so [options]\n"
-    "  --device cpu|cuda      where the plugin shall compute (default cpu); cuda needs replayssm-mirror.so beside this "
-    "program\n"
+    "  --device cpu|cuda      where the plugin shall compute (default cpu)\n"
     "  --config FILE          a config.json of your own, for config/the given file\n"
     "  --filter PATTERN       only cases whose title has the text, or matches the pattern with *, ? (several: any of "
     "them)\n"
+    "  --skip PATTERN         none of these, given as to --filter\n"
     "  --list                 say which cases there are\n"
     "  --tap                  report in the Test Anything Protocol\n"
     "  --junit FILE           also write a JUnit XML report\n"
-    "  --jobs N               children at once (default: the number of CPUs)\n"
+    "  --jobs N               children at once (default: the number of CPUs; with cuda at most 8)\n"
     "  --timeout SECONDS      for every case, instead of its own limit\n"
     "  --no-fork              in this process: for a debugger\n"
     "  --verbose              passed cases too\n";
@@ -49,14 +50,30 @@ static bool number(const char *text, int *out)
     return *text && !*end && value > 0 && value < 1000000;
 }
 
+static bool add_pattern(const char *patterns[64], int *count)
+{
+    if (*count == 64)
+        return false;
+    patterns[(*count)++] = optarg;
+    return true;
+}
+
 static bool read_options(int argc, char **argv, options *o)
 {
-    enum { DEVICE = 256, CONFIG, FILTER, LIST, TAP, JUNIT, JOBS, TIMEOUT, NO_FORK, VERBOSE, HELP };
-    static const struct option known[] = {
-        {"device", 1, NULL, DEVICE},   {"config", 1, NULL, CONFIG},   {"filter", 1, NULL, FILTER},
-        {"list", 0, NULL, LIST},       {"tap", 0, NULL, TAP},         {"junit", 1, NULL, JUNIT},
-        {"jobs", 1, NULL, JOBS},       {"timeout", 1, NULL, TIMEOUT}, {"no-fork", 0, NULL, NO_FORK},
-        {"verbose", 0, NULL, VERBOSE}, {"help", 0, NULL, HELP},       {NULL, 0, NULL, 0}};
+    enum { DEVICE = 256, CONFIG, FILTER, SKIP, LIST, TAP, JUNIT, JOBS, TIMEOUT, NO_FORK, VERBOSE, HELP };
+    static const struct option known[] = {{"device", 1, NULL, DEVICE},
+                                          {"config", 1, NULL, CONFIG},
+                                          {"filter", 1, NULL, FILTER},
+                                          {"skip", 1, NULL, SKIP},
+                                          {"list", 0, NULL, LIST},
+                                          {"tap", 0, NULL, TAP},
+                                          {"junit", 1, NULL, JUNIT},
+                                          {"jobs", 1, NULL, JOBS},
+                                          {"timeout", 1, NULL, TIMEOUT},
+                                          {"no-fork", 0, NULL, NO_FORK},
+                                          {"verbose", 0, NULL, VERBOSE},
+                                          {"help", 0, NULL, HELP},
+                                          {NULL, 0, NULL, 0}};
     int c;
     while ((c = getopt_long(argc, argv, "", known, NULL)) >= 0) {
         switch (c) {
@@ -67,9 +84,12 @@ static bool read_options(int argc, char **argv, options *o)
             o->config = optarg;
             break;
         case FILTER:
-            if (o->num_filters == (int)(sizeof(o->filters) / sizeof(o->filters[0])))
+            if (!add_pattern(o->filters, &o->num_filters))
                 return false;
-            o->filters[o->num_filters++] = optarg;
+            break;
+        case SKIP:
+            if (!add_pattern(o->skips, &o->num_skips))
+                return false;
             break;
         case LIST:
             o->list = true;
@@ -108,7 +128,7 @@ static bool read_options(int argc, char **argv, options *o)
 /* The cases find the plugin in the environment, as the unit tests do. */
 static bool set_environment(const options *o)
 {
-    char path[PATH_MAX], mirror[PATH_MAX];
+    char path[PATH_MAX];
     if (!realpath(o->plugin, path)) {
         fprintf(stderr, "%s: no such file\n", o->plugin);
         return false;
@@ -117,31 +137,37 @@ static bool set_environment(const options *o)
         fprintf(stderr, "--config %s: no such file\n", o->config);
         return false;
     }
+    if (setenv("RSSM_PLUGIN", path, 1) || unsetenv("RSSM_MIRRORED"))
+        return false;
     if (!o->device || strcmp(o->device, "cpu") == 0)
-        return setenv("RSSM_PLUGIN", path, 1) == 0;
+        return true;
     if (strcmp(o->device, "cuda") != 0) {
         fprintf(stderr, "--device %s: cpu or cuda\n", o->device);
         return false;
     }
-    ssize_t n = readlink("/proc/self/exe", mirror, sizeof(mirror) - 32);
-    if (n < 0)
-        return false;
-    mirror[n] = 0;
-    strcpy(strrchr(mirror, '/') + 1, "mirror.so");
-    if (access(mirror, R_OK)) {
-        fprintf(stderr, "--device cuda needs %s (a build with CUDA makes it)\n", mirror);
-        return false;
-    }
-    return setenv("RSSM_PLUGIN", mirror, 1) == 0 && setenv("RSSM_MIRRORED", path, 1) == 0 &&
-           setenv("RSSM_MIRROR_ALL", "1", 1) == 0;
+    conform_device_open();
+    return setenv("RSSM_JUDGED_DEVICE", "cuda", 1) == 0;
+}
+
+static bool matches(const char *const *patterns, int count, const char *title)
+{
+    bool any = false;
+    for (int i = 0; !any && i < count; i++)
+        any = strstr(title, patterns[i]) || fnmatch(patterns[i], title, 0) == 0;
+    return any;
 }
 
 static bool wanted(const options *o, const char *title)
 {
-    bool any = o->num_filters == 0;
-    for (int i = 0; !any && i < o->num_filters; i++)
-        any = strstr(title, o->filters[i]) || fnmatch(o->filters[i], title, 0) == 0;
-    return any;
+    return (o->num_filters == 0 || matches(o->filters, o->num_filters, title)) &&
+           !matches(o->skips, o->num_skips, title);
+}
+
+/* Each child that computes on a GPU has a context of its own there. */
+static int default_jobs(const options *o)
+{
+    const int cpus = (int)sysconf(_SC_NPROCESSORS_ONLN), most = o->device && strcmp(o->device, "cuda") == 0 ? 8 : cpus;
+    return cpus < most ? cpus : most;
 }
 
 static int choose(const options *o, const conform_case *cases, int count, int *chosen)
@@ -216,7 +242,7 @@ static int judge(const options *o, const conform_case *cases, int *chosen, int c
     const conform_run run = {.cases = cases,
                              .chosen = chosen,
                              .count = count,
-                             .jobs = o->jobs ? o->jobs : (int)sysconf(_SC_NPROCESSORS_ONLN),
+                             .jobs = o->jobs ? o->jobs : default_jobs(o),
                              .timeout = o->timeout,
                              .no_fork = o->no_fork,
                              .done = on_done,

@@ -398,5 +398,7 @@ static CUresult on_stream_sync(CUstream stream)
 {
     CUresult result = in_context(FAKE_stream_sync);
     state.stream_of[FAKE_stream_sync] = (void *)stream;
+    if (!result && fake_host_captures && fake_host_captures())
+        return misused(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "a wait during a capture");
     return result;
 }

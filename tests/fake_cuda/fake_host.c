@@ -119,12 +119,23 @@ void fake_host_launch(const char *name, void **parameters)
     enqueue(&node);
 }
 
+int fake_host_captures(void)
+{
+    return recording != NULL;
+}
+
 /* ---- device and memory ------------------------------------------------------------------------------------------ */
 
 ENTRY CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 {
     (void)device;
     strncpy(name, "fake GPU", (size_t)length);
+    return CUDA_SUCCESS;
+}
+
+ENTRY CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    *context = fake_cuda_state()->current;
     return CUDA_SUCCESS;
 }
 
@@ -136,7 +147,7 @@ ENTRY CUresult cuCtxSetCurrent(CUcontext context)
 
 ENTRY CUresult cuCtxSynchronize(void)
 {
-    return CUDA_SUCCESS;
+    return recording ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 ENTRY CUresult cuGetErrorName(CUresult error, const char **name)
@@ -150,6 +161,18 @@ ENTRY CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
     *available = *total = (size_t)1 << 31;
     return CUDA_SUCCESS;
+}
+
+/* All memory is the host's. */
+ENTRY CUresult cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags)
+{
+    (void)flags;
+    return memory && bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+ENTRY CUresult cuMemHostUnregister(void *memory)
+{
+    return memory ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 ENTRY CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes)

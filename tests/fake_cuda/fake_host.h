@@ -5,4 +5,7 @@
 /* Called for every launch of a library that has fake_host.c in it. */
 void fake_host_launch(const char *kernel, void **parameters) __attribute__((weak));
 
+/* Non-zero between the begin and the end of a capture, when nothing may be waited for. */
+int fake_host_captures(void) __attribute__((weak));
+
 #endif

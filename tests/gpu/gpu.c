@@ -7,6 +7,9 @@
 
 static gpu_driver driver;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static CUcontext primaries[GPU_MAX_DEVICES]; /* of devices beside 0, once a thread used them */
+static pthread_mutex_t primaries_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local int used;
 
 static void die(const char *what, const char *why)
 {
@@ -51,9 +54,40 @@ void gpu_check(CUresult result, const char *what)
     check(result, what);
 }
 
+int gpu_count(void)
+{
+    int count = 0;
+    GPU(device_count(&count));
+    return count < GPU_MAX_DEVICES ? count : GPU_MAX_DEVICES;
+}
+
+void gpu_use(int device)
+{
+    used = device;
+}
+
+int gpu_used(void)
+{
+    return used;
+}
+
+CUcontext gpu_primary(int device)
+{
+    CUdevice ordinal;
+    if (device == 0)
+        return gpu()->primary;
+    pthread_mutex_lock(&primaries_lock);
+    if (!primaries[device]) {
+        GPU(device_get(&ordinal, device));
+        GPU(primary_retain(&primaries[device], ordinal));
+    }
+    pthread_mutex_unlock(&primaries_lock);
+    return primaries[device];
+}
+
 void gpu_enter(void)
 {
-    GPU(context_push(gpu()->primary));
+    GPU(context_push(gpu_primary(used)));
 }
 
 void gpu_leave(void)

@@ -56,7 +56,14 @@ const gpu_driver *gpu(void);
 void gpu_check(CUresult result, const char *what);
 #define GPU(call) gpu_check(gpu()->call, #call)
 
-/* All of these work in the primary context and leave the current one as it was. Copies are done on return, and come
+/* The device that this thread's gpu_* and rig_* work on: 0 until it says otherwise. `primary` above is device 0's. */
+enum { GPU_MAX_DEVICES = 8 };
+int gpu_count(void);
+void gpu_use(int device);
+int gpu_used(void);
+CUcontext gpu_primary(int device);
+
+/* All of these work in that device's primary context and leave the current one as it was. Copies are done on return, and come
  * after all earlier work of the device. */
 CUdeviceptr gpu_alloc(size_t bytes); /* not initialised */
 CUdeviceptr gpu_try_alloc(size_t bytes);

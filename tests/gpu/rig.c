@@ -47,7 +47,7 @@ static int32_t dtype_of(const h_spec *s, const h_role *role)
 
 static DLTensor device_tensor(DLDataType type, int ndim, int64_t *shape)
 {
-    return (DLTensor){.device = {.device_type = kDLCUDA}, .ndim = ndim, .dtype = type, .shape = shape};
+    return (DLTensor){.device = {kDLCUDA, gpu_used()}, .ndim = ndim, .dtype = type, .shape = shape};
 }
 
 static void plan_role(rig *r, int32_t layer, const h_role *role)
@@ -108,6 +108,7 @@ void rig_plan(rig *r, h_spec spec)
     rssm_dims dims = h_dims(&spec);
     rssm_init_args args = h_init_args(&spec, &dims);
     args.device_type = kDLCUDA;
+    args.device_id = gpu_used();
     args.num_slots = r->spec.S;
     args.max_batch = 1 << 20;
     rssm_error err = h_error();

@@ -266,15 +266,20 @@ static void check_thread_bits(const level_under_test *level, uint64_t seed)
     conv_case_free(&before);
 }
 
-/* conv, start, len of row 0 of a window (max_T 4, 9 tokens of which row 1 has token 4), and the tokens that get zeros. */
+/* conv, start, len of row 0 of a window (max_T 4, 9 tokens of which row 1 has token 4), and the tokens that get zeros: of those
+ * out of range none. */
 static const struct bad_row {
     int32_t conv, start, len;
     uint32_t fault;
     int32_t zeros_from, zeros;
-} bad_rows[] = {{-1, 0, 2, RSSM_FAULTBIT_CURSOR, 0, 2},  {100, 0, 2, RSSM_FAULTBIT_CURSOR, 0, 2},
-                {0, 0, 5, RSSM_FAULTBIT_SEQLENS, 0, 0},  {0, 0, -1, RSSM_FAULTBIT_SEQLENS, 0, 0},
-                {0, 7, 4, RSSM_FAULTBIT_SEQLENS, 7, 2},  {0, INT32_MAX, 4, RSSM_FAULTBIT_SEQLENS, 0, 0},
-                {0, -2, 3, RSSM_FAULTBIT_SEQLENS, 0, 1}, {INT32_MIN, INT32_MIN, 1, RSSM_FAULTBIT_SEQLENS, 0, 0}};
+} bad_rows[] = {{-1, 0, 2, RSSM_FAULTBIT_CURSOR, 0, 2},
+                {100, 0, 2, RSSM_FAULTBIT_CURSOR, 0, 2},
+                {0, 0, 5, RSSM_FAULTBIT_SEQLENS, 0, 0},
+                {0, 0, -1, RSSM_FAULTBIT_SEQLENS, 0, 0},
+                {0, 7, 4, RSSM_FAULTBIT_SEQLENS, 0, 0},
+                {0, INT32_MAX, 4, RSSM_FAULTBIT_SEQLENS, 0, 0},
+                {0, -2, 3, RSSM_FAULTBIT_SEQLENS, 0, 0},
+                {INT32_MIN, INT32_MIN, 1, RSSM_FAULTBIT_SEQLENS | RSSM_FAULTBIT_CURSOR, 0, 0}};
 
 static void check_bad_row(const level_under_test *level, void *ctx, const struct bad_row *bad, random_state *r)
 {

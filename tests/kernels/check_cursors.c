@@ -274,7 +274,8 @@ static void check_forged_commits(void *ctx)
 {
     static const int32_t forged[][7] = {{0, 1, 2, 0, 1, 0, 9},         {0, -1, 2, 0, 1, 0, 1}, {0, 8, 2, 0, 1, 0, 1},
                                         {0, 1, 3, 0, 1, 0, 1},         {0, 1, 2, 0, 9, 0, 1},  {0, 1, 2, 0, -1, 0, 1},
-                                        {0, 1, INT32_MAX, 1, 1, 0, 1}, {0, 2, 2, 0, 1, 0, 1},  {0, 1, 2, 1, 1, 0, 1}};
+                                        {0, 1, INT32_MAX, 1, 1, 0, 1}, {0, 2, 2, 0, 1, 0, 1},  {0, 1, 2, 1, 1, 0, 1},
+                                        {0, 1, 2, 0, 1, 0, INT32_MAX}, {0, 1, 2, 0, 1, 0, 4}};
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
         windows w;
         rssm_error err = {.struct_size = sizeof err};

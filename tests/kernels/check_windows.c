@@ -252,7 +252,8 @@ static void check_thread_bits(const level_under_test *level, uint64_t seed)
 
 /* ---- rows that are not what they should be ---- */
 
-/* base, count, flush, start, len of row 0; L = 5, Tm = 3, R = 8, 6 tokens of which row 1 has token 3 and row 2 none. */
+/* base, count, flush, start, len of row 0; L = 5, Tm = 3, R = 8, 6 tokens of which row 1 has token 3 and row 2 none. Tokens out
+ * of range are none: none of them gets zeros. */
 static const struct bad_row {
     int32_t values[5];
     uint32_t fault;
@@ -266,12 +267,13 @@ static const struct bad_row {
     {{0, 3, 1, 0, 2}, RSSM_FAULTBIT_CURSOR, 0, 2},
     {{0, 0, 0, 0, 4}, RSSM_FAULTBIT_SEQLENS, 0, 0},
     {{0, 0, 0, 0, -1}, RSSM_FAULTBIT_SEQLENS, 0, 0},
-    {{0, 0, 0, 4, 3}, RSSM_FAULTBIT_SEQLENS, 4, 2},
-    {{0, 0, 0, -1, 2}, RSSM_FAULTBIT_SEQLENS, 0, 1},
+    {{0, 0, 0, 4, 3}, RSSM_FAULTBIT_SEQLENS, 0, 0},
+    {{0, 0, 0, -1, 2}, RSSM_FAULTBIT_SEQLENS, 0, 0},
     {{0, 0, 0, 7, 2}, RSSM_FAULTBIT_SEQLENS, 0, 0},
     {{0, 0, 0, INT32_MAX, 2}, RSSM_FAULTBIT_SEQLENS, 0, 0},
     {{0, 0, 0, INT32_MIN, 3}, RSSM_FAULTBIT_SEQLENS, 0, 0},
-    {{INT32_MAX, INT32_MAX, 1, 0, INT32_MAX}, RSSM_FAULTBIT_SEQLENS, 0, 0},
+    {{INT32_MAX, INT32_MAX, 1, 0, INT32_MAX}, RSSM_FAULTBIT_SEQLENS | RSSM_FAULTBIT_CURSOR, 0, 0},
+    {{0, 6, 0, 7, 2}, RSSM_FAULTBIT_SEQLENS | RSSM_FAULTBIT_CURSOR, 0, 0},
 };
 
 static void check_bad_row(const level_under_test *level, void *ctx, const struct bad_row *bad, random_state *r)

@@ -161,6 +161,8 @@ static void init_plugin(dc_case *c)
         args.dims = NULL;
         args.config_json = o->json;
         args.config_json_len = strlen(o->json);
+        args.layer_begin = o->layer_begin;
+        args.layer_end = o->layer_end;
     }
     rssm_error err = h_error();
     rssm_status status = h_api()->init(&args, &c->plugin, &err);

@@ -61,9 +61,10 @@ typedef struct dc_options {
     bool has_pad_slot;
     int64_t pad_slot; /* only with has_pad_slot */
     bool spread;
-    bool conv;        /* RSSM_INIT_CONV_STATE, width 4 */
-    const char *json; /* the model from a config.json of the same sizes as spec */
-    bool has_scale;   /* overrides of a call */
+    bool conv;                      /* RSSM_INIT_CONV_STATE, width 4 */
+    const char *json;               /* the model from a config.json of the same sizes as spec */
+    int32_t layer_begin, layer_end; /* of it [0, all] */
+    bool has_scale;                 /* overrides of a call */
     double scale;
     bool has_bound;
     double bound;

@@ -314,7 +314,7 @@ static void make_pool(ec_case *c, uint64_t *random)
     rssm_layout layout = {.struct_size = sizeof(layout)};
     must(h_api()->pool_layout(c->plugin, &layout, &err), &err, "pool_layout");
     c->slab_bytes = (uint64_t)layout.slab_bytes;
-    c->slab = aligned_alloc(256, (size_t)(c->slab_bytes + 255) / 256 * 256);
+    c->slab = h_block((size_t)c->slab_bytes);
     ck_assert_ptr_nonnull(c->slab);
     memset(c->slab, 0, (size_t)c->slab_bytes);
     must(h_api()->prepare(c->plugin, &err), &err, "prepare");
@@ -338,16 +338,24 @@ static void make_pool(ec_case *c, uint64_t *random)
 
 ec_case *ec_new(int32_t family, int32_t order)
 {
+    return ec_new_of((h_spec){.family = family}, order);
+}
+
+ec_case *ec_new_of(h_spec wish, int32_t order)
+{
     ec_case *c = calloc(1, sizeof(*c));
     ck_assert_ptr_nonnull(c);
-    c->spec = h_defaults((h_spec){.family = family,
+    c->spec = h_defaults((h_spec){.family = wish.family,
+                                  .io = wish.io,
+                                  .state = wish.state,
+                                  .ring = wish.ring,
                                   .L = 4,
                                   .drafts = EC_DRAFTS,
                                   .layers = EC_LAYERS,
                                   .B = EC_ROWS,
                                   .S = EC_SLOTS,
                                   .num_slots = EC_SLOTS,
-                                  .init_flags = RSSM_INIT_CONV_STATE});
+                                  .init_flags = wish.init_flags | RSSM_INIT_CONV_STATE});
     c->slots_api = h_api()->get_extension(RSSM_EXT_SLOTS);
     c->verify_api = h_api()->get_extension(RSSM_EXT_VERIFY);
     c->conv_api = h_api()->get_extension(RSSM_EXT_CONV);
@@ -382,7 +390,7 @@ void ec_free(ec_case *c)
     for (int i = 0; i < c->num_tensors; i++)
         h_tensor_free(&c->tensors[i].h);
     h_teardown(&c->plugin);
-    free(c->slab);
+    h_block_free(c->slab);
     free(c->before);
     free(c);
 }

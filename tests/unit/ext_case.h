@@ -77,6 +77,7 @@ typedef struct ec_case {
 const char *ec_name(ec_call call);
 /* order: of import and export. NULL, after h_skip: the plugin lacks an extension. */
 ec_case *ec_new(int32_t family, int32_t order);
+ec_case *ec_new_of(h_spec wish, int32_t order); /* family, io, state, ring and init_flags of the wish */
 void ec_free(ec_case *c);
 rssm_status ec_run(ec_case *c, ec_call call, rssm_error *err);
 void *ec_args(ec_case *c, ec_call call, uint64_t *bytes);

@@ -21,6 +21,8 @@
 
 /* ---- the plugin ------------------------------------------------------------------------------------------------- */
 
+const rssm_api *(*h_front)(const rssm_api *real);
+
 const rssm_api *h_api(void)
 {
     static const rssm_api *api;
@@ -35,6 +37,7 @@ const rssm_api *h_api(void)
     REQUIRE(get != NULL, "no " RSSM_GET_API_SYMBOL);
     api = get(RSSM_ABI_MAJOR);
     REQUIRE(api != NULL, "the plugin does not speak ABI %d", RSSM_ABI_MAJOR);
+    api = h_front ? h_front(api) : api;
     return api;
 }
 
@@ -309,6 +312,20 @@ DLDataType h_int_type(int bits)
     return (DLDataType){.code = kDLInt, .bits = (uint8_t)bits, .lanes = 1};
 }
 
+static void *plain_block(size_t bytes)
+{
+    return aligned_alloc(256, (bytes + 255) / 256 * 256);
+}
+
+void *(*h_block)(size_t bytes) = plain_block;
+void (*h_block_free)(void *memory) = free;
+
+bool h_on_cuda(void)
+{
+    const char *device = getenv("RSSM_JUDGED_DEVICE");
+    return device && strcmp(device, "cuda") == 0;
+}
+
 void h_tensor_make(h_tensor *tensor, DLDataType type, int ndim, const int64_t *shape, int64_t gap)
 {
     int64_t stride = 1, elements = 1;
@@ -321,7 +338,7 @@ void h_tensor_make(h_tensor *tensor, DLDataType type, int ndim, const int64_t *s
     }
     tensor->bytes = (size_t)elements * type.bits / 8;
     size_t whole = (GUARD + tensor->bytes + GUARD + 255) / 256 * 256;
-    tensor->block = aligned_alloc(256, whole);
+    tensor->block = h_block(whole);
     REQUIRE(tensor->block != NULL, "no memory");
     memset(tensor->block, GUARD_BYTE, whole);
     memset(tensor->block + GUARD, 0xFF, tensor->bytes);
@@ -335,7 +352,7 @@ void h_tensor_make(h_tensor *tensor, DLDataType type, int ndim, const int64_t *s
 
 void h_tensor_free(h_tensor *tensor)
 {
-    free(tensor->block);
+    h_block_free(tensor->block);
     memset(tensor, 0, sizeof(*tensor));
 }
 

@@ -21,6 +21,8 @@ enum { H_MAX_DIMS = 4, H_NUM_ROLES = RSSM_T_COUNT + 8 /* room for roles that nob
 
 /* dlopen of $RSSM_PLUGIN once per process, then the table. A test without a plugin fails. */
 const rssm_api *h_api(void);
+/* NULL, or what gives the table to use in its place (the judge's, for another device). To be set before the first h_api. */
+extern const rssm_api *(*h_front)(const rssm_api *real);
 /* A plugin may have some families only (rssm_info). Where a test takes any: the one that it would like, or else the plugin's
  * first. Where it needs one: h_need_family skips the rest of the test, h_has_family the turn of a loop. */
 bool h_has_family(int32_t family);
@@ -124,6 +126,14 @@ typedef struct h_snapshot {
 h_snapshot h_snapshot_take(const h_call *call);
 int32_t h_snapshot_differs(const h_snapshot *snapshot, const h_call *call);
 void h_snapshot_free(h_snapshot *snapshot);
+
+/* Memory of tensors and pools, 256-byte aligned, NULL when there is none. (The judge puts its own functions here where the plugin
+ * computes on another device.) */
+extern void *(*h_block)(size_t bytes);
+extern void (*h_block_free)(void *memory);
+
+/* $RSSM_JUDGED_DEVICE is cuda: what a test calls the CPU is a GPU, and the other way round (tests/conform/on_cuda.c). */
+bool h_on_cuda(void);
 
 /* ---- elements ---------------------------------------------------------------------------------------------------- */
 

@@ -130,6 +130,75 @@ START_TEST(bar_S_of_real_sizes)
 }
 END_TEST
 
+/* ---- the model of $RSSM_CONFIG, of whoever runs the judge -------------------------------------------------------- */
+
+static char *read_text(const char *path)
+{
+    enum { MOST = 1 << 24 };
+    FILE *file = fopen(path, "rb");
+    dc_check(file != NULL, "%s cannot be opened", path);
+    char *text = calloc(1, MOST + 1);
+    size_t length = text ? fread(text, 1, MOST, file) : 0;
+    fclose(file);
+    dc_check(length > 0, "%s is empty", path);
+    return text;
+}
+
+/* Its first linear layer, at its own sizes, types and gate. */
+static dc_options options_of(const char *json)
+{
+    const rssm_init_args args = {.struct_size = sizeof args, .config_json = json, .config_json_len = strlen(json)};
+    rssm_plugin *plugin = NULL;
+    rssm_error err = h_error();
+    rssm_status status = h_api()->init(&args, &plugin, &err);
+    dc_check(status == RSSM_OK, "init: %s", err.message);
+    rssm_description d = {.struct_size = sizeof d};
+    dc_check(h_api()->describe(plugin, &d, NULL) == RSSM_OK, "describe fails");
+    dc_options o = {.json = json,
+                    .layer_begin = d.linear_layers[0],
+                    .layer_end = d.linear_layers[0] + 1,
+                    .lower_bound = d.lower_bound,
+                    .no_norm = !d.qk_norm,
+                    .neg_eigval = d.beta_scale == 2,
+                    .dt_min = d.time_step_limit_min,
+                    .dt_max = d.time_step_limit_max};
+    o.has_dt_limit = d.family == MAMBA2 && (d.time_step_limit_min > 0 || isfinite(d.time_step_limit_max));
+    o.spec = (h_spec){.family = d.family,
+                      .H = d.H,
+                      .HV = d.HV,
+                      .K = d.K,
+                      .V = d.V,
+                      .L = 4,
+                      .io = d.io_dtype,
+                      .state = d.state_dtype,
+                      .ring = d.ring_dtype,
+                      .bounded = d.has_lower_bound,
+                      .B = 2,
+                      .S = 2,
+                      .threads = 2};
+    h_teardown(&plugin);
+    return o;
+}
+
+START_TEST(the_given_config)
+{
+    LOOP_HEAD
+    const char *path = getenv("RSSM_CONFIG");
+    if (!path) {
+        h_skip("no --config FILE");
+        return;
+    }
+    char *json = read_text(path);
+    dc_options o = options_of(json);
+    o.engine = _i;
+    dc_case *c = dc_new(&o, 1);
+    dc_worst worst = checked_steps(c, 6);
+    dc_print_worst("the_given_config", _i, worst);
+    dc_free(c);
+    free(json);
+}
+END_TEST
+
 /* ---- bars T and D: from token 0 through 64 windows -------------------------------------------------------------- */
 
 enum { WINDOWS = 64 };
@@ -938,7 +1007,7 @@ static void add(h_suite *suite, const TTest *const *const *tests, size_t count)
 
 void decode_tests(h_suite *suite)
 {
-    static const TTest *const *const sizes[] = {&bar_S_of_real_sizes, &L_1_is_the_plain_recurrence,
+    static const TTest *const *const sizes[] = {&bar_S_of_real_sizes, &the_given_config, &L_1_is_the_plain_recurrence,
                                                 &L_1_without_a_ring_refuses_records};
     static const TTest *const *const long_runs[] = {&bar_T, &bar_D};
     static const TTest *const *const same_bits[] = {&forms_give_the_same_bits, &threads_give_the_same_bits,

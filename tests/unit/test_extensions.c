@@ -180,13 +180,14 @@ static bool other_half(ec_tensor *t, refusal *want)
 
 static bool on_gpu(ec_tensor *t, refusal *want)
 {
+    const bool swapped = h_on_cuda();
     t->h.t.device.device_type = kDLCUDA;
     *want = (refusal){.status = RSSM_ERR_DEVICE,
                       .role = t->role,
                       .dim = -1,
-                      .texts = {t->name, "on cpu", "got cuda:0"},
-                      .expected = kDLCPU,
-                      .got = kDLCUDA,
+                      .texts = {t->name, swapped ? "on cuda:0" : "on cpu", swapped ? "got cpu" : "got cuda:0"},
+                      .expected = swapped ? kDLCUDA : kDLCPU,
+                      .got = swapped ? kDLCPU : kDLCUDA,
                       .sides = true};
     return true;
 }
@@ -885,6 +886,10 @@ SPOIL(row_start_negative, set_row(c, EC_VERIFY, 0, 5, -1))
 SPOIL(row_start_inside, set_row(c, EC_VERIFY, 2, 5, 1))
 SPOIL(row_long, set_row(c, EC_VERIFY, 2, 6, 4))
 SPOIL(row_len_negative, set_row(c, EC_VERIFY, 2, 6, -1))
+SPOIL(row_start_base, row_start(c); set_row(c, EC_VERIFY, 2, 1, 7))
+SPOIL(row_start_conv, row_start(c); set_row(c, EC_CONV_VERIFY, 2, 4, 6))
+SPOIL(row_start_padding, row_start(c); set_row(c, EC_VERIFY, 2, 0, -1))
+SPOIL(row_long_padding, row_long(c); set_row(c, EC_VERIFY, 2, 0, -1))
 SPOIL(row_conv, set_row(c, EC_CONV_VERIFY, 0, 4, 6))
 SPOIL(row_padding, set_row(c, EC_VERIFY, 0, 0, -1))
 SPOIL(step_rows_conv, set_row(c, EC_CONV, 0, 4, -1))
@@ -1021,52 +1026,63 @@ typedef struct fault_case {
     ec_call call;
     void (*spoil)(ec_case *c);
     uint32_t fault;
-    uint32_t kept; /* set of slots among those that the call names */
+    uint32_t kept;   /* set of slots among those that the call names */
+    uint32_t silent; /* set of tokens that get no output: those of a window out of range */
 } fault_case;
 
-enum { ALL = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3 };
+enum { ALL = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3, ROW_0 = 1 << 0 | 1 << 1, ROW_2 = 1 << 2 | 1 << 3 | 1 << 4 };
 
 static const fault_case fault_cases[] = {
-    {"padding rows", EC_VERIFY_BEGIN, begin_padding, 0, ALL},
-    {"from 1", EC_VERIFY_BEGIN, begin_from_1, 0, 0},
-    {"from -1", EC_VERIFY_BEGIN, begin_from_minus_1, RSSM_FAULT_SEQLENS, 1 << 0},
-    {"decreasing", EC_VERIFY_BEGIN, begin_decreasing, RSSM_FAULT_SEQLENS, 1 << 1},
-    {"a window of 4", EC_VERIFY_BEGIN, begin_long, RSSM_FAULT_SEQLENS, 1 << 2},
-    {"windows above max_T", EC_VERIFY_BEGIN, begin_max_T, RSSM_FAULT_SEQLENS, 1 << 0 | 1 << 2},
-    {"base 7", EC_VERIFY_BEGIN, begin_base, RSSM_FAULT_CURSOR, 1 << 0},
-    {"base -1", EC_VERIFY_BEGIN, begin_base_negative, RSSM_FAULT_CURSOR, 1 << 1},
-    {"count 5", EC_VERIFY_BEGIN, begin_count, RSSM_FAULT_CURSOR, 1 << 0},
-    {"conv 6", EC_VERIFY_BEGIN, begin_conv, RSSM_FAULT_CURSOR, 1 << 0},
-    {"short 4", EC_VERIFY_BEGIN, begin_short, RSSM_FAULT_CURSOR, 1 << 0},
-    {"slot 6", EC_VERIFY, row_slot, 0, 1 << 0},
-    {"base 7", EC_VERIFY, row_base, RSSM_FAULT_CURSOR, 1 << 0},
-    {"count 5", EC_VERIFY, row_count, RSSM_FAULT_CURSOR, 1 << 0},
-    {"tokens beyond", EC_VERIFY, row_start, RSSM_FAULT_SEQLENS, 1 << 2},
-    {"token -1", EC_VERIFY, row_start_negative, RSSM_FAULT_SEQLENS, 0}, /* slot 0 has a fold */
-    {"a window of 4", EC_VERIFY, row_long, RSSM_FAULT_SEQLENS, 1 << 2},
-    {"a window of -1", EC_VERIFY, row_len_negative, RSSM_FAULT_SEQLENS, 1 << 2},
-    {"a padding row", EC_VERIFY, row_padding, 0, 1 << 0},
-    {"conv 6", EC_CONV_VERIFY, row_conv, RSSM_FAULT_CURSOR, 1 << 0},
-    {"conv -1", EC_CONV, step_rows_conv, RSSM_FAULT_CURSOR, 1 << 0},
-    {"accepted -1", EC_COMMIT, accepted_negative, RSSM_FAULT_ACCEPTED, 1 << 0},
-    {"accepted > T", EC_COMMIT, accepted_more, RSSM_FAULT_ACCEPTED, 1 << 0},
-    {"accepted of an empty window", EC_COMMIT, accepted_of_none, RSSM_FAULT_ACCEPTED, 1 << 1},
-    {"moved", EC_COMMIT, commit_moved, RSSM_FAULT_ACCEPTED, 1 << 0},
-    {"moved conv", EC_COMMIT, commit_moved_conv, RSSM_FAULT_ACCEPTED, 1 << 0},
-    {"a slot twice", EC_IMPORT, import_twice, RSSM_FAULT_SLOTS, 1 << 2},
-    {"padding", EC_IMPORT, import_padding, 0, 0},
-    {"a bad cursor", EC_IMPORT, begin_count, 0, 0},
-    {"a slot twice", EC_EXPORT, export_twice, 0, ALL},
-    {"a bad cursor", EC_EXPORT, begin_count, RSSM_FAULT_CURSOR, ALL},
-    {"a slot twice", EC_FLUSH, flush_twice, RSSM_FAULT_SLOTS, 1 << 2},
-    {"a bad cursor", EC_FLUSH, begin_conv, RSSM_FAULT_CURSOR, 1 << 0},
-    {"dst twice", EC_COPY, copy_dst_twice, RSSM_FAULT_SLOTS, ALL},
-    {"dst in src", EC_COPY, copy_dst_is_src, RSSM_FAULT_SLOTS, 1 << 0 | 1 << 1},
-    {"src twice", EC_COPY, copy_src_twice, 0, 1 << 1},
-    {"src out of range", EC_COPY, copy_half_src, RSSM_FAULT_SLOTS, 1 << 1 | 1 << 2},
-    {"dst is the pad slot", EC_COPY, copy_half_dst, RSSM_FAULT_SLOTS, 1 << 0 | 1 << 1},
-    {"padding pairs", EC_COPY, copy_padding, 0, ALL},
-    {"a bad cursor of src", EC_COPY, begin_base, RSSM_FAULT_CURSOR, 1 << 0 | 1 << 3},
+    {"padding rows", EC_VERIFY_BEGIN, begin_padding, 0, ALL, 0},
+    {"from 1", EC_VERIFY_BEGIN, begin_from_1, 0, 0, 0},
+    {"from -1", EC_VERIFY_BEGIN, begin_from_minus_1, RSSM_FAULT_SEQLENS, 1 << 0, 0},
+    {"decreasing", EC_VERIFY_BEGIN, begin_decreasing, RSSM_FAULT_SEQLENS, 1 << 1, 0},
+    {"a window of 4", EC_VERIFY_BEGIN, begin_long, RSSM_FAULT_SEQLENS, 1 << 2, 0},
+    {"windows above max_T", EC_VERIFY_BEGIN, begin_max_T, RSSM_FAULT_SEQLENS, 1 << 0 | 1 << 2, 0},
+    {"base 7", EC_VERIFY_BEGIN, begin_base, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"base -1", EC_VERIFY_BEGIN, begin_base_negative, RSSM_FAULT_CURSOR, 1 << 1, 0},
+    {"count 5", EC_VERIFY_BEGIN, begin_count, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"conv 6", EC_VERIFY_BEGIN, begin_conv, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"short 4", EC_VERIFY_BEGIN, begin_short, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"slot 6", EC_VERIFY, row_slot, 0, 1 << 0, 0},
+    {"base 7", EC_VERIFY, row_base, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"count 5", EC_VERIFY, row_count, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"flush unasked", EC_VERIFY, row_flush_unasked, RSSM_FAULT_CURSOR, 1 << 2, 0},
+    {"tokens beyond", EC_VERIFY, row_start, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"tokens beyond and base 7", EC_VERIFY, row_start_base, RSSM_FAULT_SEQLENS | RSSM_FAULT_CURSOR, 1 << 2, ROW_2},
+    {"tokens beyond of padding", EC_VERIFY, row_start_padding, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"token -1", EC_VERIFY, row_start_negative, RSSM_FAULT_SEQLENS, 0, ROW_0}, /* slot 0 has a fold */
+    {"a window of 4", EC_VERIFY, row_long, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"a window of 4 of padding", EC_VERIFY, row_long_padding, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"a window of -1", EC_VERIFY, row_len_negative, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"a padding row", EC_VERIFY, row_padding, 0, 1 << 0, 0},
+    {"conv 6", EC_CONV_VERIFY, row_conv, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"tokens beyond", EC_CONV_VERIFY, row_start, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"tokens beyond and conv 6", EC_CONV_VERIFY, row_start_conv, RSSM_FAULT_SEQLENS | RSSM_FAULT_CURSOR, 1 << 2, ROW_2},
+    {"tokens beyond of padding", EC_CONV_VERIFY, row_start_padding, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"token -1", EC_CONV_VERIFY, row_start_negative, RSSM_FAULT_SEQLENS, 1 << 0, ROW_0},
+    {"a window of 4", EC_CONV_VERIFY, row_long, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"a window of 4 of padding", EC_CONV_VERIFY, row_long_padding, RSSM_FAULT_SEQLENS, 1 << 2, ROW_2},
+    {"conv -1", EC_CONV, step_rows_conv, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"accepted -1", EC_COMMIT, accepted_negative, RSSM_FAULT_ACCEPTED, 1 << 0, 0},
+    {"accepted > T", EC_COMMIT, accepted_more, RSSM_FAULT_ACCEPTED, 1 << 0, 0},
+    {"accepted of an empty window", EC_COMMIT, accepted_of_none, RSSM_FAULT_ACCEPTED, 1 << 1, 0},
+    {"moved", EC_COMMIT, commit_moved, RSSM_FAULT_ACCEPTED, 1 << 0, 0},
+    {"moved conv", EC_COMMIT, commit_moved_conv, RSSM_FAULT_ACCEPTED, 1 << 0, 0},
+    {"a slot twice", EC_IMPORT, import_twice, RSSM_FAULT_SLOTS, 1 << 2, 0},
+    {"padding", EC_IMPORT, import_padding, 0, 0, 0},
+    {"a bad cursor", EC_IMPORT, begin_count, 0, 0, 0},
+    {"a slot twice", EC_EXPORT, export_twice, 0, ALL, 0},
+    {"a bad cursor", EC_EXPORT, begin_count, RSSM_FAULT_CURSOR, ALL, 0},
+    {"a slot twice", EC_FLUSH, flush_twice, RSSM_FAULT_SLOTS, 1 << 2, 0},
+    {"a bad cursor", EC_FLUSH, begin_conv, RSSM_FAULT_CURSOR, 1 << 0, 0},
+    {"dst twice", EC_COPY, copy_dst_twice, RSSM_FAULT_SLOTS, ALL, 0},
+    {"dst in src", EC_COPY, copy_dst_is_src, RSSM_FAULT_SLOTS, 1 << 0 | 1 << 1, 0},
+    {"src twice", EC_COPY, copy_src_twice, 0, 1 << 1, 0},
+    {"src out of range", EC_COPY, copy_half_src, RSSM_FAULT_SLOTS, 1 << 1 | 1 << 2, 0},
+    {"dst is the pad slot", EC_COPY, copy_half_dst, RSSM_FAULT_SLOTS, 1 << 0 | 1 << 1, 0},
+    {"padding pairs", EC_COPY, copy_padding, 0, ALL, 0},
+    {"a bad cursor of src", EC_COPY, begin_base, RSSM_FAULT_CURSOR, 1 << 0 | 1 << 3, 0},
 };
 
 /* Does a slot differ from what ec_remember kept? */
@@ -1082,6 +1098,20 @@ static bool slot_changed(const ec_case *c, int64_t slot)
             changed = changed || memcmp(c->before + at, c->slab + at, (size_t)t->bytes_per_slot) != 0;
         }
     return changed;
+}
+
+/* Is there an output of the token? (They were NaN.) */
+static bool has_output(ec_case *c, ec_call call, int64_t token)
+{
+    const DLTensor *out = &h_of(c, call, call == EC_CONV_VERIFY ? RSSM_T_CONV_OUT : RSSM_T_OUT, 0)->t;
+    int64_t elements = 1;
+    for (int i = 1; i < out->ndim; i++)
+        elements *= out->shape[i];
+    const unsigned char *bytes = h_at(out, token, 0, 0, 0);
+    for (int64_t i = 0; i < elements * out->dtype.bits / 8; i++)
+        if (bytes[i] != 0xFF)
+            return true;
+    return false;
 }
 
 START_TEST(test_faults)
@@ -1102,6 +1132,9 @@ START_TEST(test_faults)
         if (!named || f->kept >> slot & 1)
             ck_assert_msg(!slot_changed(c, slot), "%s, %s: slot %d has changed", ec_name(f->call), f->name, (int)slot);
     }
+    for (int64_t token = 0; f->silent && token < EC_TOKENS; token++)
+        ck_assert_msg(has_output(c, f->call, token) != (f->silent >> token & 1), "%s, %s: token %d %s",
+                      ec_name(f->call), f->name, (int)token, f->silent >> token & 1 ? "has an output" : "has none");
     ec_free(c);
 }
 END_TEST
@@ -1139,6 +1172,261 @@ START_TEST(test_fold_without_tokens)
 }
 END_TEST
 
+/* ---- values beyond 16 bits --------------------------------------------------------------------------------------- */
+
+enum { F32 = RSSM_DTYPE_FLOAT32, BF16 = RSSM_DTYPE_BFLOAT16, F16 = RSSM_DTYPE_FLOAT16 };
+
+/* Something that float16 cannot hold reaches a place of float16: it is there as the largest number, and the fault word says what it
+ * was. The dtypes of a case leave no other place where that could happen. */
+typedef struct large_case {
+    const char *name;
+    ec_call call;
+    int32_t io, state, ring;
+    void (*spoil)(ec_case *c);
+    uint32_t fault;
+    int32_t role, layer; /* of the call: where the largest numbers must be. RSSM_T_NONE: in the pool's */
+    int32_t pool_role;   /* KDA's and GDN's name */
+} large_case;
+
+static void fill(ec_case *c, ec_call call, int32_t role, int32_t layer, double value)
+{
+    h_fill(&h_of(c, call, role, layer)->t, value);
+}
+
+/* The pool's tensors of a layer. */
+static void pool_roles(const ec_case *c, int32_t layer, const DLTensor **roles)
+{
+    memset(roles, 0, RSSM_T_COUNT * sizeof(*roles));
+    ck_assert_int_eq(h_api()->pool_tensors(c->plugin, layer, roles, RSSM_T_COUNT, NULL), RSSM_OK);
+}
+
+/* Records whose products are far beyond float16; no gate makes them small. */
+static void large_records(ec_case *c)
+{
+    const bool mamba = c->spec.family == RSSM_FAMILY_MAMBA2;
+    for (int32_t layer = 0; layer < EC_LAYERS; layer++) {
+        const DLTensor *roles[RSSM_T_COUNT];
+        pool_roles(c, layer, roles);
+        h_fill(roles[mamba ? RSSM_T_X_CACHE : RSSM_T_D_CACHE], 1e4);
+        h_fill(roles[mamba ? RSSM_T_B_CACHE : RSSM_T_K_CACHE], 1e4);
+        h_fill(roles[mamba ? RSSM_T_DT_CACHE : RSSM_T_G_CACHE], mamba ? 0.01 : -0.01);
+    }
+}
+
+/* x of Mamba-2 goes to the ring as it is; v becomes d, which is as large where beta is not small. */
+static void large_values(ec_case *c)
+{
+    fill(c, EC_VERIFY, c->spec.family == RSSM_FAMILY_MAMBA2 ? RSSM_T_MIXED_XBC : RSSM_T_MIXED_QKV, 0, 1e6);
+}
+
+/* Keys with a norm are small, but not Mamba-2's B, which lies behind x in the packed row. */
+static void large_keys(ec_case *c)
+{
+    const h_spec *s = &c->spec;
+    if (s->family != RSSM_FAMILY_MAMBA2) {
+        large_values(c);
+        return;
+    }
+    const DLTensor *row = &h_of(c, EC_VERIFY, RSSM_T_MIXED_XBC, 0)->t;
+    for (int64_t token = 0; token < EC_TOKENS; token++)
+        for (int64_t i = 0; i < (int64_t)s->H * s->K; i++)
+            h_set(row, token, (int64_t)s->HV * s->V + i, 0, 0, 1e6);
+}
+
+static void large_scale(ec_case *c)
+{
+    if (c->spec.family == RSSM_FAMILY_MAMBA2) {
+        fill(c, EC_VERIFY, RSSM_T_D, 0, 1e9);
+        return;
+    }
+    c->verify.has_scale = 1;
+    c->verify.scale = 1e9;
+}
+
+SPOIL(large_states, fill(c, EC_IMPORT, RSSM_T_STATE, 0, 1e6))
+SPOIL(large_history, fill(c, EC_IMPORT, RSSM_T_CONV, 1, -1e6))
+SPOIL(large_ring_of_conv, const DLTensor *roles[RSSM_T_COUNT]; pool_roles(c, 0, roles);
+      h_fill(roles[RSSM_T_CONV], -1e6))
+SPOIL(large_bias_of_step, fill(c, EC_CONV, RSSM_T_CONV_WEIGHT, 0, 1e9); fill(c, EC_CONV, RSSM_T_CONV_IN, 0, 1))
+SPOIL(large_bias_of_window, fill(c, EC_CONV_VERIFY, RSSM_T_CONV_WEIGHT, 0, 1e9);
+      fill(c, EC_CONV_VERIFY, RSSM_T_CONV_IN, 0, 1))
+
+static const large_case large_cases[] = {
+    {"a window's fold", EC_VERIFY, F32, F16, F32, large_records, RSSM_FAULT_STATE, RSSM_T_NONE, 0, RSSM_T_STATE},
+    {"a window's records", EC_VERIFY, F32, F32, F16, large_values, RSSM_FAULT_RING, RSSM_T_NONE, 0, RSSM_T_D_CACHE},
+    {"a window's keys", EC_VERIFY, F32, F32, F16, large_keys, RSSM_FAULT_RING, RSSM_T_NONE, 0, RSSM_T_K_CACHE},
+    {"a window's output", EC_VERIFY, F16, F32, F32, large_scale, RSSM_FAULT_OUTPUT, RSSM_T_OUT, 0, 0},
+    {"a flush", EC_FLUSH, F32, F16, F32, large_records, RSSM_FAULT_STATE, RSSM_T_NONE, 0, RSSM_T_STATE},
+    {"an export", EC_EXPORT, F32, F32, F32, large_records, RSSM_FAULT_STATE, RSSM_T_STATE, 1, 0},
+    {"an export's history", EC_EXPORT, F32, F32, F32, large_ring_of_conv, RSSM_FAULT_RING, RSSM_T_CONV, 0, 0},
+    {"an import", EC_IMPORT, F32, F16, F32, large_states, RSSM_FAULT_STATE, RSSM_T_NONE, 0, RSSM_T_STATE},
+    {"an import's history", EC_IMPORT, F16, F32, F32, large_history, RSSM_FAULT_RING, RSSM_T_NONE, 1, RSSM_T_CONV},
+    {"a convolution", EC_CONV, F16, F32, F32, large_bias_of_step, RSSM_FAULT_OUTPUT, RSSM_T_CONV_OUT, 0, 0},
+    {"a window's convolution", EC_CONV_VERIFY, F16, F32, F32, large_bias_of_window, RSSM_FAULT_OUTPUT, RSSM_T_CONV_OUT,
+     0, 0},
+};
+
+/* How many elements are the largest of float16, either sign; all must be numbers, where they were written. */
+static int64_t count_largest(const DLTensor *t)
+{
+    int64_t largest = 0, columns = t->ndim > 3 ? t->shape[3] : 1, rows = t->ndim > 2 ? t->shape[2] : 1;
+    for (int64_t i = 0; i < t->shape[0] * t->shape[1] * rows * columns; i++) {
+        double x = h_get(t, i / columns / rows / t->shape[1], i / columns / rows % t->shape[1], i / columns % rows,
+                         i % columns);
+        ck_assert_msg(!isinf(x), "element %d is infinite", (int)i);
+        largest += fabs(x) == 65504;
+    }
+    return largest;
+}
+
+START_TEST(test_large_values)
+{
+    const large_case *l = &large_cases[_i / 6];
+    const h_spec wish = {.family = families[_i / 2 % 3],
+                         .io = l->io,
+                         .state = l->state,
+                         .ring = l->ring,
+                         .init_flags = _i % 2 ? RSSM_INIT_CPU_REFERENCE : 0};
+    ec_case *c = ec_new_of(wish, RSSM_STATE_VK);
+    if (!c)
+        return;
+    uint32_t word = 0;
+    const DLTensor *roles[RSSM_T_COUNT];
+    l->spoil(c);
+    pool_roles(c, l->layer, roles);
+    const bool mamba = wish.family == RSSM_FAMILY_MAMBA2, keys = l->pool_role == RSSM_T_K_CACHE;
+    const DLTensor *where = l->role != RSSM_T_NONE ? &h_of(c, l->call, l->role, l->layer)->t : roles[l->pool_role];
+    if (l->pool_role == RSSM_T_D_CACHE || keys) /* where the large ones are */
+        where = roles[!mamba ? RSSM_T_D_CACHE : keys ? RSSM_T_B_CACHE : RSSM_T_X_CACHE];
+    check_accepted(c, l->call, l->name);
+    ck_assert_int_eq(c->fault_api->read(c->plugin, NULL, &word, NULL), RSSM_OK);
+    ck_assert_msg(word == l->fault, "%s: fault word 0x%x, not 0x%x", l->name, word, l->fault);
+    ck_assert_msg(count_largest(where) > 0, "%s: no element is 65504", l->name);
+    ec_free(c);
+}
+END_TEST
+
+/* float16 as it is read: infinities and NaN come through, and so does the smallest number. */
+START_TEST(test_float16_read)
+{
+    static const struct {
+        uint16_t bits;
+        float value;
+    } known[] = {{0x7C00, INFINITY}, {0xFC00, -INFINITY}, {0x7E00, NAN},      {0x7C01, NAN},
+                 {0x7BFF, 65504},    {0xFBFF, -65504},    {0x0001, 0x1p-24f}, {0x83FF, -0x3FFp-24f},
+                 {0x0400, 0x1p-14f}, {0x3C00, 1},         {0x8000, -0.0f},    {0x3555, 0x1.554p-2f}};
+    const h_spec wish = {.family = families[_i / 2], .io = F32, .init_flags = _i % 2 ? RSSM_INIT_CPU_REFERENCE : 0};
+    ec_case *c = ec_new_of(wish, RSSM_STATE_VK);
+    if (!c)
+        return;
+    const DLTensor *roles[RSSM_T_COUNT];
+    const h_tensor *from = h_of(c, EC_IMPORT, RSSM_T_CONV, 1); /* bfloat16 or float16 */
+    const int32_t layer = from->t.dtype.code == kDLFloat && from->t.dtype.bits == 16 ? 1 : 0;
+    from = h_of(c, EC_IMPORT, RSSM_T_CONV, layer);
+    ck_assert_int_eq(from->t.dtype.code, kDLFloat);
+    ck_assert_int_eq(from->t.dtype.bits, 16);
+    for (int i = 0; i < COUNT(known); i++)
+        *(uint16_t *)h_at(&from->t, 0, i, EC_WIDTH - 2, 0) = known[i].bits; /* the newest input of channel i */
+    check_accepted(c, EC_IMPORT, "float16");
+    pool_roles(c, layer, roles);
+    for (int i = 0; i < COUNT(known); i++) {
+        const float got = (float)h_get(roles[RSSM_T_CONV], 0, i, roles[RSSM_T_CONV]->shape[2] - 1, 0);
+        const bool same = memcmp(&got, &known[i].value, sizeof(got)) == 0 || (isnan(got) && isnan(known[i].value));
+        ck_assert_msg(same, "float16 0x%x is read as %g", known[i].bits, (double)got);
+    }
+    uint32_t word = 1;
+    ck_assert_int_eq(c->fault_api->read(c->plugin, NULL, &word, NULL), RSSM_OK);
+    ck_assert_uint_eq(word, 0);
+    ec_free(c);
+}
+END_TEST
+
+/* ---- commit ------------------------------------------------------------------------------------------------------ */
+
+/* A pool without convolution: base and count are all that a cursor says. */
+typedef struct small_pool {
+    rssm_plugin *plugin;
+    const rssm_verify_api *verify_api;
+    const rssm_fault_api *fault_api;
+    int32_t *cursor; /* of slot 0 */
+    h_tensor slots, force, rows, accepted;
+} small_pool;
+
+enum { SMALL_L = 4 };
+
+static bool small_pool_make(small_pool *s, int32_t family)
+{
+    const int64_t shape[] = {1, RSSM_ROW_WIDTH};
+    const h_spec spec =
+        h_defaults((h_spec){.family = family, .L = SMALL_L, .drafts = EC_DRAFTS, .B = 1, .S = 2, .num_slots = 2});
+    const DLTensor *roles[RSSM_T_COUNT] = {0};
+    *s = (small_pool){.verify_api = h_api()->get_extension(RSSM_EXT_VERIFY),
+                      .fault_api = h_api()->get_extension(RSSM_EXT_FAULT)};
+    if (!s->verify_api || !s->fault_api) {
+        h_skip("needs the extensions verify and fault");
+        return false;
+    }
+    s->plugin = h_init(&spec);
+    ck_assert_int_eq(h_api()->prepare(s->plugin, NULL), RSSM_OK);
+    ck_assert_int_eq(h_api()->pool_create(s->plugin, NULL, NULL), RSSM_OK);
+    ck_assert_int_eq(h_api()->pool_tensors(s->plugin, 0, roles, RSSM_T_COUNT, NULL), RSSM_OK);
+    s->cursor = h_at(roles[RSSM_T_CURSOR], 0, 0, 0, 0);
+    h_tensor *const lists[] = {&s->slots, &s->force, &s->accepted};
+    for (int i = 0; i < COUNT(lists); i++) {
+        h_tensor_make(lists[i], h_int_type(32), 1, shape, 0);
+        h_set(&lists[i]->t, 0, 0, 0, 0, i);
+    }
+    h_set(&s->slots.t, 0, 0, 0, 0, 0);
+    h_tensor_make(&s->rows, h_int_type(32), 2, shape, 0);
+    return true;
+}
+
+static void small_pool_free(small_pool *s)
+{
+    h_tensor_free(&s->slots);
+    h_tensor_free(&s->force);
+    h_tensor_free(&s->rows);
+    h_tensor_free(&s->accepted);
+    h_teardown(&s->plugin);
+}
+
+static void small_step(small_pool *s, bool force)
+{
+    h_set(&s->force.t, 0, 0, 0, 0, force);
+    const rssm_step_begin_args args = {
+        .struct_size = sizeof(args), .slots = &s->slots.t, .force_flush = &s->force.t, .rows_out = &s->rows.t};
+    ck_assert_int_eq(h_api()->step_begin(s->plugin, &args, NULL), RSSM_OK);
+}
+
+/* commit with the rows of a plain step, which keep a token that the step has kept already: refused, whether the step has moved
+ * the cursor by one or, with a flush, to where a window's fold would have left it. */
+START_TEST(test_commit_of_a_step)
+{
+    small_pool s;
+    int32_t steps = _i % SMALL_L; /* before the one whose rows are committed; the last flushes by itself */
+    bool force = _i / SMALL_L % 2;
+    if (!small_pool_make(&s, families[_i / SMALL_L / 2]))
+        return;
+    for (int32_t i = 0; i < steps; i++)
+        small_step(&s, false);
+    small_step(&s, force);
+    int32_t before[RSSM_CURSOR_WIDTH];
+    memcpy(before, s.cursor, sizeof(before));
+    ck_assert_int_eq((int)h_get(&s.rows.t, 0, 3, 0, 0), force || steps == SMALL_L - 1);
+    h_set(&s.accepted.t, 0, 0, 0, 0, 1);
+    rssm_commit_args args = {.struct_size = sizeof(args), .rows = &s.rows.t, .accepted = &s.accepted.t};
+    rssm_error err = h_error();
+    uint32_t word = 0;
+    ck_assert_int_eq(s.verify_api->commit(s.plugin, &args, &err), RSSM_OK);
+    ck_assert_int_eq(s.fault_api->read(s.plugin, NULL, &word, &err), RSSM_OK);
+    ck_assert_msg(word == RSSM_FAULT_ACCEPTED, "after %d steps: fault word 0x%x", steps, word);
+    ck_assert_msg(memcmp(before, s.cursor, sizeof(before)) == 0, "after %d steps: the cursor has moved", steps);
+    args.flags = RSSM_CHECK_DEEP;
+    ck_assert_int_eq(s.verify_api->commit(s.plugin, &args, &err), RSSM_ERR_VALUE);
+    small_pool_free(&s);
+}
+END_TEST
+
 /* ---- all of them ------------------------------------------------------------------------------------------------ */
 
 static void add(h_suite *suite, const char *name, const TTest *test, int count, const char *extension)
@@ -1161,6 +1449,9 @@ void extensions_tests(h_suite *suite)
     add(suite, "deep accepts", test_deep_accepts, 3, RSSM_EXT_SLOTS);
     add(suite, "not deep: faults", test_faults, 3 * COUNT(fault_cases), RSSM_EXT_SLOTS);
     add(suite, "a fold without tokens", test_fold_without_tokens, 3, RSSM_EXT_SLOTS);
+    add(suite, "values beyond 16 bits", test_large_values, 6 * COUNT(large_cases), RSSM_EXT_SLOTS);
+    add(suite, "float16 that is read", test_float16_read, 6, RSSM_EXT_SLOTS);
+    add(suite, "commit of a plain step", test_commit_of_a_step, 3 * 2 * SMALL_L, RSSM_EXT_VERIFY);
 }
 
 #ifndef RSSM_CONFORM

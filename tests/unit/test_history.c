@@ -9,6 +9,7 @@
  * mirror of tests/gpu it is the GPU). $RSSM_TEST_FIGURES = 1 prints what was done and the worst errors. */
 #define _POSIX_C_SOURCE 200809L
 #include "history.h"
+#include "rssm_fault.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -94,7 +95,7 @@ static void pick_forms(dc_options *o, uint64_t *random)
 
 static bool with_gpu(void)
 {
-    return getenv("RSSM_MIRRORED") != NULL;
+    return getenv("RSSM_MIRRORED") != NULL || h_on_cuda();
 }
 
 /* What most models have, and kernels are tuned for: K = 128, bfloat16, a short ring. */
@@ -183,12 +184,26 @@ static bool on_gpu(const dc_options *o)
     return with_gpu() && strcmp(dc_engine_name(o->engine), "scalar") == 0;
 }
 
+/* Worlds have what they like of a family and of the extensions. */
+static bool may_run(const dc_options *o)
+{
+    static const char *const needed[] = {RSSM_EXT_FAULT, RSSM_EXT_SLOTS, RSSM_EXT_VERIFY, RSSM_EXT_CONV};
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
+        if (!h_api()->get_extension(needed[i])) {
+            h_skip("needs the extensions fault, slots, verify and conv");
+            return false;
+        }
+    return h_has_family(o->spec.family);
+}
+
 /* skip[op]: leave this operation out; NULL: none. */
 static void run_case(int64_t number, const bool *skip, hi_figures *figures)
 {
     uint64_t seed = (uint64_t)number + 1, random = seed * 0x9E3779B97F4A7C15u;
     bool trajectory;
     dc_options options = pick_options(&random, &trajectory);
+    if (!may_run(&options))
+        return;
     hi_world *w = hi_new(&options, trajectory, !on_gpu(&options), seed, figures);
     for (int64_t op = 0; op < read_settings().operations; op++)
         if (!skip || !skip[op])
@@ -202,6 +217,8 @@ static void run_handover(int64_t number, hi_figures *figures)
     uint64_t seed = (uint64_t)number + 1, random = seed * 0xD1342543DE82EF95u;
     bool trajectory;
     dc_options options = pick_options(&random, &trajectory), other = options;
+    if (!may_run(&options))
+        return;
     other.engine = with_gpu() ? 0 : pick_engine(&random);
     hi_world *a = hi_new(&options, trajectory, !on_gpu(&options), seed, figures);
     hi_world *b = hi_new(&other, trajectory, !on_gpu(&other), seed, figures);

@@ -514,50 +514,88 @@ START_TEST(test_other_ranks)
 }
 END_TEST
 
-/* At L = 1 a ring may be left out of a pool; its streams are the same and load into either. */
+/* At L = 1 a ring may be left out of a pool. */
+enum { LEAN_SLOTS = 3, LEAN_LAYERS = 2 };
+
+typedef struct lean_pool {
+    h_spec spec;
+    rssm_plugin *plugin;
+    h_tensor states[LEAN_LAYERS], cursor;
+    const DLTensor *tensors[LEAN_LAYERS][RSSM_T_COUNT];
+} lean_pool;
+
+/* In place. */
+static void lean_make(lean_pool *p, int32_t family, const rssm_allocator *allocator)
+{
+    uint64_t random = 3;
+    rssm_error err = h_error();
+    memset(p, 0, sizeof(*p));
+    p->spec = h_defaults((h_spec){.family = family,
+                                  .L = 1,
+                                  .S = LEAN_SLOTS,
+                                  .num_slots = LEAN_SLOTS,
+                                  .layers = LEAN_LAYERS,
+                                  .allocator = allocator});
+    const int64_t shape[] = {LEAN_SLOTS, p->spec.HV, p->spec.V, p->spec.K}, cursors[] = {LEAN_SLOTS, 4};
+    p->plugin = h_init(&p->spec);
+    h_tensor_make(&p->cursor, h_int_type(32), 2, cursors, 0);
+    h_fill(&p->cursor.t, 0);
+    p->tensors[0][RSSM_T_CURSOR] = &p->cursor.t;
+    for (int layer = 0; layer < LEAN_LAYERS; layer++) {
+        h_tensor_make(&p->states[layer], h_float_type(p->spec.state), 4, shape, 0);
+        h_fill_random(&p->states[layer].t, -1, 1, &random);
+        p->tensors[layer][RSSM_T_STATE] = &p->states[layer].t;
+    }
+    must(h_api()->prepare(p->plugin, &err), &err, "prepare");
+    const rssm_pool_args pool = {.struct_size = sizeof(pool), .tensors = &p->tensors[0][0], .num_roles = RSSM_T_COUNT};
+    must(h_api()->pool_create(p->plugin, &pool, &err), &err, "pool_create");
+}
+
+static void lean_free(lean_pool *p)
+{
+    for (int layer = 0; layer < LEAN_LAYERS; layer++) {
+        ck_assert(h_tensor_guarded(&p->states[layer]));
+        h_tensor_free(&p->states[layer]);
+    }
+    h_tensor_free(&p->cursor);
+    h_teardown(&p->plugin);
+}
+
+/* Do two slots have the same state in every layer? */
+static bool lean_same(const lean_pool *p, int64_t x, int64_t y)
+{
+    bool same = true;
+    for (int layer = 0; layer < LEAN_LAYERS; layer++)
+        same = same && memcmp(h_at(&p->states[layer].t, x, 0, 0, 0), h_at(&p->states[layer].t, y, 0, 0, 0),
+                              p->states[layer].bytes / LEAN_SLOTS) == 0;
+    return same;
+}
+
+/* Its streams are the same and load into either. */
 START_TEST(test_ring_left_out)
 {
-    h_spec spec = h_defaults((h_spec){.family = families[_i], .L = 1, .S = 3, .num_slots = 3, .layers = 2});
-    rssm_plugin *whole = make_other(&spec, 1, 0, 0), *lean = h_init(&spec);
+    lean_pool lean;
+    lean_make(&lean, families[_i], NULL);
+    rssm_plugin *whole = make_other(&lean.spec, 1, 0, 0);
     const rssm_slots_api *api = h_api()->get_extension(RSSM_EXT_SLOTS);
     rssm_error err = h_error();
-    h_tensor states[2], cursor;
-    const DLTensor *tensors[2][RSSM_T_COUNT] = {{0}};
-    const int64_t shape[] = {3, spec.HV, spec.V, spec.K}, cursors[] = {3, 4};
-    h_tensor_make(&cursor, h_int_type(32), 2, cursors, 0);
-    h_fill(&cursor.t, 0);
-    tensors[0][RSSM_T_CURSOR] = &cursor.t;
-    uint64_t random = 3, length = 0, written = 0, lean_length = 0;
-    for (int layer = 0; layer < 2; layer++) {
-        h_tensor_make(&states[layer], h_float_type(spec.state), 4, shape, 0);
-        h_fill_random(&states[layer].t, -1, 1, &random);
-        tensors[layer][RSSM_T_STATE] = &states[layer].t;
-    }
-    must(h_api()->prepare(lean, &err), &err, "prepare");
-    const rssm_pool_args pool = {.struct_size = sizeof(pool), .tensors = &tensors[0][0], .num_roles = RSSM_T_COUNT};
-    must(h_api()->pool_create(lean, &pool, &err), &err, "pool_create");
+    uint64_t length = 0, written = 0, lean_length = 0;
     must(api->saved_bytes(whole, &length, &err), &err, "saved_bytes");
-    must(api->saved_bytes(lean, &lean_length, &err), &err, "saved_bytes");
+    must(api->saved_bytes(lean.plugin, &lean_length, &err), &err, "saved_bytes");
     ck_assert_uint_eq(length, lean_length);
     unsigned char *a = malloc(length), *b = malloc(length);
-    must(api->save(lean, 1, a, length, &written, NULL, &err), &err, "save without a ring");
+    must(api->save(lean.plugin, 1, a, length, &written, NULL, &err), &err, "save without a ring");
     must(api->load(whole, 2, a, length, NULL, &err), &err, "load into a pool with a ring");
     must(api->save(whole, 2, b, length, &written, NULL, &err), &err, "save with a ring");
     ck_assert_int_eq(memcmp(a, b, length), 0);
-    must(api->load(lean, 0, b, length, NULL, &err), &err, "load into a pool without one");
-    must(api->save(lean, 0, b, length, &written, NULL, &err), &err, "save");
+    must(api->load(lean.plugin, 0, b, length, NULL, &err), &err, "load into a pool without one");
+    must(api->save(lean.plugin, 0, b, length, &written, NULL, &err), &err, "save");
     ck_assert_int_eq(memcmp(a, b, length), 0);
-    for (int layer = 0; layer < 2; layer++) {
-        ck_assert(memcmp(h_at(&states[layer].t, 0, 0, 0, 0), h_at(&states[layer].t, 1, 0, 0, 0),
-                         states[layer].bytes / 3) == 0);
-        ck_assert(h_tensor_guarded(&states[layer]));
-        h_tensor_free(&states[layer]);
-    }
+    ck_assert(lean_same(&lean, 0, 1));
     free(a);
     free(b);
-    h_tensor_free(&cursor);
     h_teardown(&whole);
-    h_teardown(&lean);
+    lean_free(&lean);
 }
 END_TEST
 
@@ -874,6 +912,74 @@ START_TEST(test_out_of_memory)
 }
 END_TEST
 
+/* A load into a pool without rings brings the stream into the pool's form first. */
+START_TEST(test_lean_load_without_memory)
+{
+    meager m = {.left = -1};
+    const rssm_allocator allocator = {
+        .struct_size = sizeof(allocator), .user = &m, .alloc = meager_alloc, .free = meager_free};
+    lean_pool lean;
+    lean_make(&lean, families[_i], &allocator);
+    const rssm_slots_api *api = h_api()->get_extension(RSSM_EXT_SLOTS);
+    rssm_error err = h_error();
+    uint64_t length = 0, written = 0;
+    must(api->saved_bytes(lean.plugin, &length, &err), &err, "saved_bytes");
+    unsigned char *saved = malloc(length), *other = malloc(length), *again = malloc(length);
+    must(api->save(lean.plugin, 1, saved, length, &written, NULL, &err), &err, "save");
+    must(api->save(lean.plugin, 0, other, length, &written, NULL, &err), &err, "save");
+    const int64_t before = m.alive;
+    m.left = 0;
+    ck_assert_int_eq(api->load(lean.plugin, 0, saved, length, NULL, &err), RSSM_ERR_OUT_OF_MEMORY);
+    ck_assert_int_eq(err.status, RSSM_ERR_OUT_OF_MEMORY);
+    m.left = -1;
+    must(api->save(lean.plugin, 0, again, length, &written, NULL, &err), &err, "save");
+    ck_assert_msg(memcmp(other, again, length) == 0, "the slot has changed");
+    must(api->load(lean.plugin, 0, saved, length, NULL, &err), &err, "load");
+    ck_assert(lean_same(&lean, 0, 1));
+    ck_assert_int_eq(m.alive, before);
+    free(saved);
+    free(other);
+    free(again);
+    lean_free(&lean);
+    ck_assert_int_eq(m.alive, 0);
+}
+END_TEST
+
+/* RSSM_CHECK_DEEP of positions that the host keeps: a list of counts, one of slots and their keys, or the counts alone. */
+START_TEST(test_positions_without_memory)
+{
+    meager m = {.left = -1};
+    const rssm_allocator allocator = {
+        .struct_size = sizeof(allocator), .user = &m, .alloc = meager_alloc, .free = meager_free};
+    const bool indices = _i / 3;
+    h_spec spec = h_defaults((h_spec){.family = families[_i % 3], .host_pos = true, .allocator = &allocator});
+    rssm_plugin *plugin = h_init(&spec);
+    h_call *call = h_call_new(&spec, 5);
+    rssm_error err = h_error();
+    must(h_api()->prepare(plugin, &err), &err, "prepare");
+    call->args.flags = RSSM_CHECK_DEEP;
+    if (!indices)
+        call->roles[RSSM_T_STATE_INDICES] = NULL;
+    const int64_t before = m.alive;
+    h_snapshot snapshot = h_snapshot_take(call);
+    for (int64_t room = 0; room < 8; room++) {
+        m.left = room;
+        err = h_error();
+        rssm_status status = h_api()->validate(plugin, &call->args, &err);
+        ck_assert_msg(status == (room < (indices ? 3 : 1) ? RSSM_ERR_OUT_OF_MEMORY : RSSM_OK), "%d allocations: %s: %s",
+                      (int)room, h_api()->status_name(status), err.message);
+        ck_assert_int_eq(m.alive, before);
+        ck_assert_int_eq(h_snapshot_differs(&snapshot, call), RSSM_T_NONE);
+    }
+    m.left = -1;
+    must(h_api()->decode(plugin, &call->args, &err), &err, "decode");
+    h_snapshot_free(&snapshot);
+    h_call_free(call);
+    h_teardown(&plugin);
+    ck_assert_int_eq(m.alive, 0);
+}
+END_TEST
+
 /* ---- all of them ------------------------------------------------------------------------------------------------ */
 
 static void add(h_suite *suite, const char *name, const TTest *test, int count)
@@ -911,6 +1017,8 @@ void slots_tests(h_suite *suite)
     add(suite, "foreign handles", test_foreign_handles, 1);
     add(suite, "arguments of the allocator", test_allocator_arguments, 1);
     add_ours(suite, "out of memory", test_out_of_memory, 3);
+    add_ours(suite, "a load without memory", test_lean_load_without_memory, 3);
+    add_ours(suite, "positions without memory", test_positions_without_memory, 6);
 }
 
 #ifndef RSSM_CONFORM

@@ -396,10 +396,11 @@ static bool make_device(h_call *call, const h_role *role, int variant, expectati
                    {0, 0, "type 0"},       {-1, 0, "type -1"},     {1 << 20, 0, "type 1048576"}};
     call->tensors[role->role].t.device =
         (DLDevice){.device_type = (DLDeviceType)devices[variant].type, .device_id = devices[variant].id};
+    bool swapped = h_on_cuda(), is_cuda = devices[variant].type == kDLCUDA;
     *want = expect(RSSM_ERR_DEVICE, role, -1);
-    expect_numbers(want, kDLCPU, devices[variant].type);
-    say(want, 1, "cpu");
-    say(want, 2, "%s", devices[variant].name);
+    expect_numbers(want, swapped ? kDLCUDA : kDLCPU, swapped && is_cuda ? kDLCPU : devices[variant].type);
+    say(want, 1, swapped ? "cuda:0" : "cpu");
+    say(want, 2, "%s", swapped && is_cuda ? "cpu" : devices[variant].name);
     return true;
 }
 
@@ -1130,8 +1131,8 @@ START_TEST(test_tensors_on_different_devices)
     rssm_error err = h_error();
     ck_assert_int_eq(h_api()->validate(plugin, &call->args, &err), RSSM_ERR_DEVICE);
     ck_assert_int_eq(err.role, RSSM_T_STATE);
-    ck_assert_ptr_nonnull(strstr(err.message, "`state` must be on cpu"));
-    ck_assert_ptr_nonnull(strstr(err.message, "got cuda:1"));
+    ck_assert_ptr_nonnull(strstr(err.message, h_on_cuda() ? "`state` must be on cuda:0" : "`state` must be on cpu"));
+    ck_assert_ptr_nonnull(strstr(err.message, h_on_cuda() ? "got cpu" : "got cuda:1"));
     h_call_free(call);
     h_teardown(&plugin);
 }

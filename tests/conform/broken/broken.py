@@ -2,8 +2,10 @@
 
     broken.py --list                                   their names
     broken.py NAME TEMPLATE.c OUTPUT.c                 the template's source with that one thing bent
-    broken.py --judge REPLAYSSM-CONFORM FOLDER         runs the judge on FOLDER/broken_NAME.so for every NAME
+    broken.py --judge REPLAYSSM-CONFORM FOLDER         runs the judge on FOLDER/broken_NAME.so for every NAME, with the
+                                                       libcuda.so.1 of FOLDER/broken_driver
 """
+import os
 import re
 import subprocess
 import sys
@@ -47,18 +49,38 @@ BROKEN = {
                '    fprintf(stderr, "%s\\n", format);\n    err->role = at.role;'),
     'short_err_written': ('boundary/err/*', 'short err', 'if (!theirs || theirs->struct_size < sizeof(rssm_error))',
                           'if (!theirs)'),
+    'changes_device': ('boundary/current context', 'prepare: another CUDA context',
+                       '        status = p->scratch ? RSSM_OK : no_memory(&err);',
+                       '        status = p->scratch ? RSSM_OK : no_memory(&err);\n        use_primary("cuCtxSetCurrent");'),
+    'leaves_context_pushed': ('boundary/current context', 'a refused decode: another CUDA context',
+                              'return close_error(&err, theirs, status ? status : decode_step(p, &own, &err));',
+                              'status = status ? status : decode_step(p, &own, &err);\n    if (status)\n'
+                              '        use_primary("cuCtxPushCurrent_v2");\n    return close_error(&err, theirs, status);'),
     'output_of_rounded_d': ('decode/bar_S_of_every_dtype/*', '', 'sq + t->d[v] * t->kq, RSSM_FAULT_OUTPUT',
                             'sq + round_to(s->p->d.ring_dtype, t->d[v], 0, &s->p->fault) * t->kq, RSSM_FAULT_OUTPUT'),
 }
 
-# What a bent line calls.
-HELPERS = '''
+# What bent lines call.
+HELPERS = {
+    'round_beta': '''
 static double round_beta(double x)
 {
     uint32_t faults = 0;
     return round_to(RSSM_DTYPE_BFLOAT16, sigmoid(x), 0, &faults);
 }
-'''
+''',
+    # Makes device 0's context current, as a careless user of CUDA does.
+    'use_primary': '''
+#include <dlfcn.h>
+static void use_primary(const char *how)
+{
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *context = NULL;
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(cuda, "cuDevicePrimaryCtxRetain");
+    int (*use)(void *) = (int (*)(void *))dlsym(cuda, how);
+    if (retain(&context, 0) == 0)
+        use(context);
+}
+'''}
 HELPERS_BEFORE = '\nstatic double softplus(double x)'
 
 
@@ -68,16 +90,18 @@ def bend(name, source, output):
     if text.count(old) != 1:
         sys.exit(f'{name}: the text to bend is {text.count(old)} times in {source}, not once')
     text = text.replace(old, new)
-    if 'round_beta' in new:
-        text = text.replace(HELPERS_BEFORE, HELPERS + HELPERS_BEFORE, 1)
+    for helper in HELPERS:
+        if helper in new:
+            text = text.replace(HELPERS_BEFORE, HELPERS[helper] + HELPERS_BEFORE, 1)
     open(output, 'w').write(text)
 
 
 def judge(program, plugin, name):
     """None, or what went wrong."""
     case, says = BROKEN[name][:2]
+    with_driver = dict(os.environ, LD_LIBRARY_PATH=os.path.dirname(plugin) + '/broken_driver')
     run = subprocess.run([program, plugin, '--filter', case, '--jobs', '2', '--timeout', '5'], capture_output=True,
-                         text=True, timeout=300)
+                         text=True, timeout=300, env=with_driver)
     lines = [line for line in run.stdout.splitlines() if line.startswith('FAILED') and says in line]
     if not re.search(r'^\d+ passed, \d+ failed, \d+ skipped$', run.stdout, re.M):
         return f'the judge did not end: {run.returncode} {run.stdout} {run.stderr}'
