@@ -159,12 +159,12 @@ static inline int find_spans(const rssm_head *t, int64_t records, span spans[2])
     return spans[1].count > 0 ? 2 : spans[0].count > 0 ? 1 : 0;
 }
 
-/* Address of ring row r of one head in a pool tensor [S, heads, R, width]. */
+/* Address of ring row r of one head in a pool tensor [S, heads, R, width]; NULL where L = 1 and the host has left the ring out. */
 static inline char *ring_at(const rssm_step *step, const rssm_pooled *ring, int64_t slot, int64_t of_head,
                             int64_t width, int64_t r)
 {
     int64_t index = slot * ring->slot + (of_head * step->R + r) * width;
-    return (char *)ring->data + index * rssm_cpu_dtype_bytes(ring->dtype);
+    return ring->data ? (char *)ring->data + index * rssm_cpu_dtype_bytes(ring->dtype) : NULL;
 }
 
 /* Key of record j: in the ring, or a draft's. */
