@@ -80,6 +80,20 @@ static int parse_bytes(const char *text, int64_t *value)
     return -1;
 }
 
+/* Bytes per second: as bytes, "/s" may follow. */
+static int parse_rate(const char *text, int64_t *value)
+{
+    char bytes[64];
+    size_t length = strlen(text);
+    if (length > 2 && strcmp(text + length - 2, "/s") == 0)
+        length -= 2;
+    if (length >= sizeof bytes)
+        return -1;
+    memcpy(bytes, text, length);
+    bytes[length] = 0;
+    return parse_bytes(bytes, value);
+}
+
 static int in_range(const option_row *row, int64_t value)
 {
     return value >= row->min && value <= row->max;
@@ -136,6 +150,8 @@ static int store(const option_row *row, const char *text)
         return 0;
     case OPTION_BYTES:
         return parse_bytes(text, row->place);
+    case OPTION_RATE:
+        return parse_rate(text, row->place);
     case OPTION_DTYPE:
         type = dtype_parse(text);
         if (type != NULL)
@@ -154,6 +170,8 @@ static int bad_value(const option_table *table, const option_row *row, const cha
                 row->min, row->max);
     else if (row->kind == OPTION_BYTES)
         fprintf(stderr, "bytes, such as 1000000, 512MiB or 80G\n");
+    else if (row->kind == OPTION_RATE)
+        fprintf(stderr, "bytes per second, such as 4.8TB/s or 200GB/s\n");
     else
         fprintf(stderr, "%s\n", row->kind == OPTION_CHOICE ? row->argument : "float32, bfloat16 or float16");
     return EXIT_BAD_USAGE;

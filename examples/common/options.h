@@ -19,6 +19,7 @@ enum {
     OPTION_CHOICE, /* const char **: one of `argument`'s words, which | separates              */
     OPTION_INT,    /* int64_t *, within min and max                                             */
     OPTION_BYTES,  /* int64_t *: 1000, 64K, 1.5GiB ...                                          */
+    OPTION_RATE,   /* int64_t *: bytes per second: 200GB/s, 4.8TB ...                           */
     OPTION_DTYPE,  /* int32_t *, RSSM_DTYPE_*                                                   */
     OPTION_LIST    /* option_list *: integers with commas, each within min and max              */
 };
