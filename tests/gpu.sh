@@ -1,7 +1,8 @@
 #!/bin/bash
 # The tests that need a GPU, from the binaries of a build with CUDA ($RSSM_BUILD, default build-cuda); they need nothing
 # else of the machine but its driver. Ends with a line `N passed, N failed`; each part takes less than 9 minutes.
-# Usage: tests/gpu.sh [test|sanitize|bench] [log folder]
+# Usage: tests/gpu.sh [test|sanitize|bench|judge|two] [log folder]
+# two needs two GPUs of one model; its ranks need a python3 ($RSSM_PYTHON) with PyTorch and NCCL, else they are left out by name.
 # $RSSM_CASES = first:last takes fewer random cases, $RSSM_LIMIT gives each program fewer seconds than 500.
 set -u
 cd "$(dirname "$0")/.."
@@ -46,6 +47,7 @@ summarise() {
         read -r good bad < <(awk '
             match($0, /Checks: [0-9]+, Failures: [0-9]+, Errors: [0-9]+/) {
                 split(substr($0, RSTART, RLENGTH), f, /[^0-9]+/); bad += f[3] + f[4]; good += f[2] - f[3] - f[4] }
+            /^[0-9]+ passed, [0-9]+ failed/ { good += $1; bad += $3 }
             END { print good + 0, bad + 0 }' "$logs/$name.log")
         [ "$code" != 0 ] && [ "$bad" = 0 ] && bad=1
         [ "$code" = 0 ] && [ "$good" = 0 ] && good=1
@@ -109,6 +111,9 @@ part_test() {
     for config in kimi-linear-48b-a3b qwen3.5-35b-a3b nemotron-3-nano-30b-a3b; do
         model_runs $config &
     done
+    in_turn "hosts-qwen $build/tests/docs/check_hosts $build/plugin/replayssm.so configs/qwen3.5-35b-a3b.json 2 cuda" \
+        "hosts-kimi $build/tests/docs/check_hosts $build/plugin/replayssm.so configs/kimi-linear-48b-a3b.json 2 cuda" \
+        "hosts-nemotron $build/tests/docs/check_hosts $build/plugin/replayssm.so configs/nemotron-3-nano-30b-a3b.json 3 cuda" &
     wait
 }
 
@@ -142,10 +147,34 @@ part_bench() {
     one bench-check python3 tests/bench/check.py "$logs/bench.json"
 }
 
+# The judge with CUDA instances; its cases' memory is registered with the driver (tests/conform/device.c).
+part_judge() { one judge "$build/tests/replayssm-conform" "$RSSM_MIRRORED" --device cuda --timeout 120; }
+
+# Two devices in one process; two tensor-parallel ranks over NCCL: equal to one rank, and how much faster.
+# One program at a time: they measure.
+part_two() {
+    local python=${RSSM_PYTHON:-python3} name config
+    export REPLAYSSM_PLUGIN=$build/plugin/replayssm.so NCCL_NVLS_ENABLE=0 OMP_NUM_THREADS=1
+    one two-devices "$build/tests/test_gpu" --only two
+    grep '^skipped' "$logs/two-devices.log"
+    if ! "$python" -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2 or not torch.distributed.is_nccl_available())'; then
+        note "skipped: ranks over NCCL ($python has no PyTorch with NCCL and two GPUs)"
+        return
+    fi
+    local ranks="$python -m torch.distributed.run --standalone --nproc-per-node 2 examples/tp/tp_torch.py"
+    for config in kimi-linear-48b-a3b qwen3.5-35b-a3b nemotron-3-nano-30b-a3b; do
+        name=${config%%-*}
+        in_turn "ranks-equal-$name $ranks configs/$config.json --device cuda --batch 16" \
+            "ranks-equal-fp32-$name $ranks configs/$config.json --device cuda --batch 16 --io float32" \
+            "ranks-time-$name $ranks configs/$config.json --device cuda --time --batch 256 --fewer 1.8 --json"
+    done
+    grep -hE '^(tp 1|rank [0-9]|\{)|us per layer-step' "$logs"/ranks-time-*.log
+}
+
 case $part in
-test | sanitize | bench) "part_$part" ;;
+test | sanitize | bench | judge | two) "part_$part" ;;
 *)
-    echo "usage: tests/gpu.sh [test|sanitize|bench] [log folder]" >&2
+    echo "usage: tests/gpu.sh [test|sanitize|bench|judge|two] [log folder]" >&2
     exit 64
     ;;
 esac

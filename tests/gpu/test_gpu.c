@@ -1,6 +1,6 @@
 /* The CUDA backend on a GPU, through the public ABI. Needs libc and libm, the driver, replayssm.so and mirror.so.
  *
- *     test_gpu [--small] [--part i/n] [--cases first:last] [--only random|kernels|large|slots|streams|verify]
+ *     test_gpu [--small] [--part i/n] [--cases first:last] [--only random|kernels|large|slots|streams|two|verify]
  *
  * $RSSM_MIRRORED is the plugin under test and $RSSM_PLUGIN the mirror in front of it; by default those of the build
  * folder that this program lies in. --part gives random cases and kernels i, i + n, ... and for i > 0 nothing else. */
@@ -34,7 +34,7 @@ static void set_default(const char *variable, const char *relative)
 static int usage(void)
 {
     fprintf(stderr, "usage: test_gpu [--small] [--part i/n] [--cases first:last] [--only "
-                    "random|kernels|large|slots|streams|verify]\n");
+                    "random|kernels|large|slots|streams|two|verify]\n");
     return 64;
 }
 
@@ -81,6 +81,8 @@ int main(int argc, char **argv)
         add_verify(s);
     if ((!*only && !share.part) || strcmp(only, "streams") == 0)
         add_streams(s);
+    if ((!*only && !share.part && !share.small) || strcmp(only, "two") == 0)
+        add_two_devices(s);
     if ((!*only && !share.part && !share.small) || strcmp(only, "large") == 0)
         add_large(s);
     return h_run(s);

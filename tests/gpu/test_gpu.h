@@ -20,6 +20,7 @@ void add_large(Suite *s);        /* large.c: addresses beyond 31 bits and 16 GB,
 void add_slots(Suite *s);        /* slots.c: slot operations and the convolution against the CPU backend */
 void add_verify(Suite *s);       /* verify.c: windows of drafts against plain steps, every tuned kernel */
 void add_streams(Suite *s);      /* streams.c: streams, graphs, contexts, threads, forks */
+void add_two_devices(Suite *s);  /* two_devices.c: two GPUs in one process; skips where there is one */
 
 /* Planning in a process that forks afterwards must not have touched the GPU: its own program run. */
 int main_plan_then_fork(void);
