@@ -1,7 +1,7 @@
 #!/bin/bash
 # What takes too long for every commit; run by hand. Needs a build in build/ (tests/run.sh gcc makes it). Ends with a line
 # `N passed, N failed`.
-# Usage: tests/nightly.sh [part ...]: valgrind long fuzz soak (default: all of them, about 7 hours). $RSSM_FUZZ_SECONDS [1800] for each
+# Usage: tests/nightly.sh [part ...]: valgrind long pack fuzz soak (default: all of them, about 7 hours). $RSSM_FUZZ_SECONDS [1800] for each
 # fuzzer, $RSSM_SOAK_SECONDS [3600].
 set -u
 cd "$(dirname "$0")/.."
@@ -53,6 +53,9 @@ part_long() {
     done
 }
 
+# Builds the packages of HEAD, and installs, tests and purges them in a fresh Debian 12 (needs root and a mirror).
+part_pack() { check "Debian packages, in a fresh Debian 12" tests/pack/debian.sh; }
+
 part_fuzz() {
     for target in config call extension stream; do
         check "fuzz: $target" tests/fuzz/run.sh "${RSSM_FUZZ_SECONDS:-1800}" $target
@@ -61,6 +64,6 @@ part_fuzz() {
 
 part_soak() { check "soak: a server under random faults" tests/soak.sh "${RSSM_SOAK_SECONDS:-3600}"; }
 
-for part in ${*:-valgrind long fuzz soak}; do "part_$part"; done
+for part in ${*:-valgrind long pack fuzz soak}; do "part_$part"; done
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

@@ -5,7 +5,7 @@
 set -u
 cd "$(dirname "$0")/.."
 
-stages="install format lint gcc clang abi asan tsan cuda coverage fuzz readme"
+stages="install format lint gcc tp pack clang abi asan tsan cuda coverage fuzz readme"
 if [ "${1:-}" = list ]; then
     echo "$stages"
     exit 0
@@ -109,6 +109,25 @@ stage_abi() {
     check "hosts of older headers" tests/abi/hosts.sh $dir/hosts $dir/plugin/replayssm.so
 }
 
+# Tensor-parallel ranks under MPI against one rank; under torchrun too where $RSSM_TORCH_PYTHON names a Python with PyTorch.
+stage_tp() {
+    tests/tp/run.sh build "${RSSM_TORCH_PYTHON:-}" | tee build-ranks.log
+    local rc=${PIPESTATUS[0]}
+    count_log build-ranks.log
+    rm -f build-ranks.log
+    return "$rc"
+}
+
+# What leaves the house: the installed files with a host out of tree, and the release tarball of HEAD.
+stage_pack() {
+    tests/pack/out_of_tree.sh "$PWD" build | tee build-pack.log
+    local rc=${PIPESTATUS[0]}
+    count_log build-pack.log
+    rm -f build-pack.log
+    check "release tarball builds" quietly tests/pack/dist.sh
+    return "$rc"
+}
+
 # Each fuzzer for some seconds: enough to find what a change has just broken. tests/nightly.sh runs them long.
 stage_fuzz() {
     tests/fuzz/run.sh 20 | tee build-fuzz.log
@@ -133,7 +152,7 @@ stage_lint() {
 stage_coverage() {
     local dir=build-coverage
     find $dir -name '*.gcda' -delete 2> /dev/null
-    CC=gcc variant $dir "abi config decode kernels -judge" -Dcuda=disabled -Ddebug=true -Doptimization=1 \
+    CC=gcc variant $dir "abi config decode kernels -judge -pack" -Dcuda=disabled -Ddebug=true -Doptimization=1 \
         -Db_coverage=true -Dc_args=-DSANITIZED=1 || return 1
     check "95 % of lines, 85 % of branches" gcovr -r . --object-directory $dir --filter 'plugin/(core|cpu)/' \
         --exclude-unreachable-branches --print-summary --fail-under-line 95 --fail-under-branch 85 --output $dir/lines.txt
@@ -160,7 +179,7 @@ stage_readme() {
     check "minimal host" quietly build/examples/minimal build/plugin/replayssm.so configs/qwen3.5-35b-a3b.json
 }
 
-budget_install=300 budget_format=30 budget_lint=420 budget_abi=90 budget_coverage=540 budget_fuzz=240 budget_gcc=420 budget_clang=420 budget_asan=600 budget_tsan=300 budget_cuda=600 budget_readme=300
+budget_install=300 budget_format=30 budget_lint=420 budget_abi=90 budget_coverage=540 budget_fuzz=240 budget_tp=180 budget_pack=300 budget_gcc=420 budget_clang=420 budget_asan=600 budget_tsan=300 budget_cuda=900 budget_readme=300
 table=""
 total=0
 for stage in $stages; do

@@ -30,7 +30,7 @@ typedef struct options {
 static const char usage[] =
     "usage: replayssm-conform PLUGIN.so [options]\n"
     "  --device cpu|cuda      where the plugin shall compute (default cpu)\n"
-    "  --config FILE          a config.json of your own, for config/the given file\n"
+    "  --config FILE          a config.json of your own: read, and its first linear layer decoded\n"
     "  --filter PATTERN       only cases whose title has the text, or matches the pattern with *, ? (several: any of "
     "them)\n"
     "  --skip PATTERN         none of these, given as to --filter\n"
