@@ -8,13 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Where the configs are: of the source tree, else where they are installed. */
-#ifndef SIM_CONFIGS
-#define SIM_CONFIGS "configs"
-#endif
-#ifndef SIM_INSTALLED_CONFIGS
-#define SIM_INSTALLED_CONFIGS SIM_CONFIGS
-#endif
+/* Where the default config is: in the source tree, if that is the current folder, else where it is installed (SIM_CONFIGS). */
 #define SIM_DEFAULT_CONFIG "/qwen3.5-35b-a3b.json"
 
 enum { SAMPLES = 1 << 20, SPARE_SLOTS = 2 /* a pool has batch + batch / SPARE_SLOTS slots */ };
@@ -28,8 +22,8 @@ static int open_instance(sim *s)
     init.struct_size = sizeof init;
     init.config_path = o->config;
     if (o->config == NULL)
-        init.config_path = access(SIM_CONFIGS SIM_DEFAULT_CONFIG, R_OK) == 0 ? SIM_CONFIGS SIM_DEFAULT_CONFIG
-                                                                             : SIM_INSTALLED_CONFIGS SIM_DEFAULT_CONFIG;
+        init.config_path = access("configs" SIM_DEFAULT_CONFIG, R_OK) == 0 ? "configs" SIM_DEFAULT_CONFIG
+                                                                           : SIM_CONFIGS SIM_DEFAULT_CONFIG;
     init.device_type = (int32_t)s->dev.dl.device_type;
     init.device_id = s->dev.dl.device_id;
     init.tp_size = (int32_t)o->tp;
@@ -153,12 +147,20 @@ static double arrival_rate(const sim *s)
     return 1.33 * (double)s->o->batch * per_pass / (double)s->o->length;
 }
 
+/* How many requests there are to be. With --seconds no more come once that time is over; who is there is still served. */
+static int64_t all_requests(const sim *s, double start)
+{
+    if (s->o->seconds == 0)
+        return s->o->requests;
+    return stats_seconds() - start < (double)s->o->seconds ? INT64_MAX : s->t.arrived;
+}
+
 static int serve(sim *s)
 {
-    const double rate = arrival_rate(s);
+    const double rate = arrival_rate(s), start = stats_seconds();
     int code = EXIT_OK;
-    while (code == EXIT_OK && s->t.finished + s->t.cancelled < s->o->requests) {
-        code = sim_arrive(s, rate);
+    for (int64_t all; code == EXIT_OK && s->t.finished + s->t.cancelled < (all = all_requests(s, start));) {
+        code = sim_arrive(s, rate, all);
         if (code == EXIT_OK)
             code = sim_admit(s);
         if (code == EXIT_OK && s->o->fault_rate > 0 && (int64_t)(rng_next(&s->random) % 1000) < s->o->fault_rate)
@@ -260,6 +262,7 @@ int main(int argc, char **argv)
         {"tp", OPTION_INT, &o.tp, "N", "tensor-parallel ranks, of which this is one [16]", 1, INT32_MAX},
         {"layers", OPTION_INT, &o.layers, "N", "of the model, linear or not [8; 0 = all]", 0, INT32_MAX},
         {"requests", OPTION_INT, &o.requests, "N", "to serve [200]", 1, 1000000000},
+        {"seconds", OPTION_INT, &o.seconds, "S", "requests come for so long, instead", 0, 1000000},
         {"length", OPTION_INT, &o.length, "N", "tokens of a request on average [40]", 2, 1000000},
         {"batch", OPTION_INT, &o.batch, "B", "rows of a pass [16]", 1, 65536},
         {"slots", OPTION_INT, &o.slots, "N", "of the pool [batch and a half]", 1, INT32_MAX},

@@ -25,7 +25,7 @@
 typedef struct sim_options {
     rssm_init_args init;
     const char *config, *plugin, *device;
-    int64_t tp, layers, ring, drafts, batch, slots, requests, length, seed, threads, acceptance, fault_rate;
+    int64_t tp, layers, ring, drafts, batch, slots, requests, seconds, length, seed, threads, acceptance, fault_rate;
     int32_t no_conv, no_graphs;
 } sim_options;
 
@@ -114,11 +114,11 @@ typedef struct sim {
 /* All that return int: EXIT_OK, or EXIT_REFUSED once the reason is printed. */
 
 /* ---- sim_requests.c ---------------------------------------------------------------------------------------------- */
-int sim_arrive(sim *s, double rate); /* new requests of this pass, Poisson */
-int sim_admit(sim *s);               /* preempted ones first, then waiting ones; makes room by preempting */
-int sim_cancel(sim *s);              /* now and then a request goes away */
-int sim_flush(sim *s);               /* now and then a slot's records go into its checkpoint */
-int sim_finish(sim *s);              /* checks and releases what is complete */
+int sim_arrive(sim *s, double rate, int64_t all); /* new requests of this pass, Poisson, up to so many in all */
+int sim_admit(sim *s);  /* preempted ones first, then waiting ones; makes room by preempting */
+int sim_cancel(sim *s); /* now and then a request goes away */
+int sim_flush(sim *s);  /* now and then a slot's records go into its checkpoint */
+int sim_finish(sim *s); /* checks and releases what is complete */
 void sim_free_requests(sim *s);
 int sim_leaks(sim *s, int64_t *leaked); /* slots that nobody has and nobody gets */
 rssm_state_args sim_state_args(const sim *s, const DLTensor **states, int32_t order);

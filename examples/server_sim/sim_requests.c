@@ -98,9 +98,9 @@ static int64_t poisson(sim *s, double rate)
  * grow. */
 enum { MOST_WAITING = 256 };
 
-int sim_arrive(sim *s, double rate)
+int sim_arrive(sim *s, double rate, int64_t all)
 {
-    for (int64_t n = poisson(s, rate); n > 0 && s->t.arrived < s->o->requests && s->waiting.count < MOST_WAITING; n--) {
+    for (int64_t n = poisson(s, rate); n > 0 && s->t.arrived < all && s->waiting.count < MOST_WAITING; n--) {
         request *r = new_request(s);
         if (r == NULL)
             return host_refuse(&s->host, "no memory for a request");
