@@ -3,7 +3,7 @@
 # the tools there, uninstalls, and looks for what was left. Ends with a line `N passed, N failed`.
 # Usage: out_of_tree.sh SOURCE BUILD   ($CC)
 set -u
-source=$1 build=$2
+source=$(realpath "$1") build=$(realpath "$2")
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 passed=0 failed=0
