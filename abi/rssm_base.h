@@ -105,7 +105,7 @@ enum { RSSM_DTYPE_DEFAULT = 0, RSSM_DTYPE_FLOAT32 = 1, RSSM_DTYPE_BFLOAT16 = 2, 
  * (A_log [1, 1, HV, 1]), KDA's dt_bias as [HV, K]. Missing dt_bias and D count as 0. Inputs, outputs and weights need
  * element alignment, compact inner dims and any row stride >= 0 (rows of out may not overlap); pool tensors a 16-byte
  * aligned base, compact inner dims and any slot stride; index arrays (int32 or int64) any stride >= 0. NULL strides mean
- * compact; B = 0 is an empty call. At L = 1 the ring may be absent. */
+ * compact; B = 0 is an empty call. At L = 1 the ring may be absent, all of it. */
 enum {
     RSSM_T_NONE = 0,
     RSSM_T_MIXED_QKV = 1, /* io dtype                                                              */

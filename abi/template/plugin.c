@@ -152,7 +152,7 @@ typedef enum need {
     ALWAYS,
     IF_PACKED, /* q | k | v in one row */
     IF_APART,
-    IF_RING,     /* a ring of more than one row: at L = 1 the tensor is optional */
+    IF_RING,     /* a ring of more than one row: at L = 1 all of the ring is there, or nothing */
     IF_ROWS,     /* rows of step_begin */
     IF_HOST,     /* the host keeps the cursor */
     MAY_HOST,    /* and may give these with it */
@@ -1370,6 +1370,11 @@ static bool is_bounded(const rssm_plugin *p, const rssm_decode_args *args)
     return p->d.has_lower_bound || args->has_lower_bound;
 }
 
+static bool gives_ring(const rssm_decode_args *args)
+{
+    return given(args, RSSM_T_D_CACHE) || given(args, RSSM_T_K_CACHE) || given(args, RSSM_T_G_CACHE);
+}
+
 /* 1: must be there, -1: must not, 0: as the caller likes. */
 static int wanted(const rssm_plugin *p, const rssm_decode_args *args, const tensor_spec *spec)
 {
@@ -1382,7 +1387,7 @@ static int wanted(const rssm_plugin *p, const rssm_decode_args *args, const tens
     case IF_APART:
         return packed ? -1 : 1;
     case IF_RING:
-        return p->d.ring_rows > 1;
+        return p->d.ring_rows > 1 || gives_ring(args);
     case IF_ROWS: /* neither form of the position: `rows` is the one to name */
         return rows || !given(args, RSSM_T_WRITE_POS) ? 1 : -1;
     case IF_HOST:
@@ -1645,7 +1650,17 @@ static void set_view(pool_view *view, const rssm_tensor_info *info, void *data)
                          .strides = view->strides};
 }
 
-/* One of the host's own tensors. A ring may be left out at L = 1: its view has no data. */
+/* At L = 1 the ring may be left out, of all layers: its views have no data. */
+static bool needs_ring(const rssm_plugin *p, const rssm_pool_args *args)
+{
+    bool needed = p->d.ring_rows > 1;
+    for (int64_t layer = 0; layer < p->d.num_linear_layers; layer++)
+        for (uint32_t role = 0; role < args->num_roles; role++)
+            needed |= args->tensors[layer * args->num_roles + role] && spec_of(role) && spec_of(role)->place == RING;
+    return needed;
+}
+
+/* One of the host's own tensors. */
 static rssm_status take_tensor(rssm_plugin *p, const rssm_pool_args *args, int32_t layer, int32_t i, rssm_error *err)
 {
     const rssm_tensor_info *info = &p->tensors[i];
@@ -1654,7 +1669,7 @@ static rssm_status take_tensor(rssm_plugin *p, const rssm_pool_args *args, int32
     symbol_sizes sizes = p->sizes;
     sizes.of[S] = p->layout.num_slots;
     set_view(view_of(p, layer, i), info, t ? data_of(t) : NULL);
-    if (!t && spec->place == RING && p->d.ring_rows == 1)
+    if (!t && spec->place == RING && !needs_ring(p, args))
         return RSSM_OK;
     if (!t)
         return fail_at(err, RSSM_ERR_MISSING, (where){info->role, -1, 0, 0}, "pool tensor `%s` of layer %d is missing",

@@ -74,7 +74,7 @@ typedef enum rssm_need {
     RSSM_NEED_OPTIONAL,
     RSSM_NEED_PACKED,   /* the packed input, or ...                */
     RSSM_NEED_APART,    /* ... all of these                        */
-    RSSM_NEED_RING,     /* unless L = 1                            */
+    RSSM_NEED_RING,     /* unless L = 1; then all of the ring, or none */
     RSSM_NEED_ROWS,     /* rows, or ...                            */
     RSSM_NEED_HOST_POS, /* ... write_pos                           */
     RSSM_NEED_WITH_POS, /* optional, and only beside write_pos     */

@@ -281,9 +281,19 @@ static rssm_status check_pool_roles(const rssm_plugin *p, const rssm_pool_args *
     return RSSM_OK;
 }
 
-static bool is_optional(const rssm_plugin *p, int32_t role)
+static bool is_ring(const rssm_plugin *p, int32_t role)
 {
-    return p->rank.R == 1 && rssm_family_role(p->rank.family, role)->place == RSSM_PLACE_RING;
+    return rssm_family_role(p->rank.family, role)->place == RSSM_PLACE_RING;
+}
+
+/* At L = 1 the ring may be left out: of all layers. */
+static bool needs_ring(const rssm_plugin *p, const rssm_pool_args *args)
+{
+    bool needed = p->rank.R > 1;
+    for (int32_t layer = 0; layer < p->rank.num_linear; layer++)
+        for (uint32_t role = 0; role < args->num_roles; role++)
+            needed |= args->tensors[(int64_t)layer * args->num_roles + role] && is_ring(p, (int32_t)role);
+    return needed;
 }
 
 /* The host's own tensors, each checked against the table, all of num_slots. A ring left out at L = 1 has no data. */
@@ -291,6 +301,7 @@ static rssm_status views_of_tensors(const rssm_plugin *p, rssm_pool_view *views,
                                     rssm_error *err)
 {
     rssm_status status = check_pool_roles(p, args, err);
+    bool ring_needed = !status && needs_ring(p, args);
     rssm_dims_of dims = p->rank.dims;
     dims.of[RSSM_SYM_S] = p->layout.num_slots;
     for (int32_t layer = 0; !status && layer < p->rank.num_linear; layer++) {
@@ -304,7 +315,7 @@ static rssm_status views_of_tensors(const rssm_plugin *p, rssm_pool_view *views,
                 status = rssm_check_tensor(p, rssm_family_role(p->rank.family, info->role), t, &dims, err);
                 if (!status)
                     view->strides[0] = rssm_tensor_stride0(t);
-            } else if (!is_optional(p, info->role)) {
+            } else if (ring_needed || !is_ring(p, info->role)) {
                 status = rssm_fail_at(
                     err, RSSM_ERR_MISSING, (rssm_where){.role = info->role, .dim = -1},
                     info->per_layer

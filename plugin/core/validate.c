@@ -73,7 +73,7 @@ typedef struct call_view {
     const rssm_decode_args *args;
     const rssm_call_table *table;
     rssm_call call;
-    bool packed, rows, bounded, decay; /* which of the alternatives it uses */
+    bool packed, rows, bounded, decay, ring; /* which of the alternatives it uses; ring: any of it is there */
     rssm_dims_of dims;
     int32_t num_given;
     const DLTensor *given[RSSM_MAX_CALL_ROLES]; /* by line of the table; NULL: absent */
@@ -108,8 +108,11 @@ static rssm_status find_form(call_view *v, rssm_error *err)
     v->rows = rssm_given(args, RSSM_T_ROWS);
     v->bounded = v->p->model.has_lower_bound || args->has_lower_bound;
     v->decay = rssm_given(args, RSSM_T_A_DECAY);
-    for (int32_t i = 0; i < v->table->num_roles; i++)
+    v->ring = false;
+    for (int32_t i = 0; i < v->table->num_roles; i++) {
         v->given[i] = rssm_given(args, v->table->roles[i].role);
+        v->ring |= v->given[i] && v->table->roles[i].need == RSSM_NEED_RING;
+    }
     if (v->rows && rssm_given(args, RSSM_T_WRITE_POS))
         return rssm_fail_at(err, RSSM_ERR_ROLE, (rssm_where){.role = RSSM_T_WRITE_POS, .dim = -1},
                             "`rows` and `write_pos` both say where each row stands: give one of them");
@@ -136,7 +139,7 @@ static int wanted(const call_view *v, const rssm_role_spec *spec)
     case RSSM_NEED_APART:
         return v->packed ? -1 : 1;
     case RSSM_NEED_RING:
-        return v->p->rank.R > 1 ? 1 : 0;
+        return v->p->rank.R > 1 || v->ring ? 1 : 0;
     case RSSM_NEED_ROWS:
         return v->rows ? 1 : -1;
     case RSSM_NEED_HOST_POS:
@@ -152,7 +155,7 @@ static int wanted(const call_view *v, const rssm_role_spec *spec)
     }
 }
 
-static const char *missing_reason(const rssm_role_spec *spec)
+static const char *missing_reason(const call_view *v, const rssm_role_spec *spec)
 {
     switch ((rssm_need)spec->need) {
     case RSSM_NEED_APART:
@@ -160,7 +163,7 @@ static const char *missing_reason(const rssm_role_spec *spec)
     case RSSM_NEED_A_LOG:
         return ": without a lower bound the gate needs it";
     case RSSM_NEED_RING:
-        return ": a ring length above 1 needs it";
+        return v->p->rank.R > 1 ? ": a ring length above 1 needs it" : ": give the whole ring, or none of it";
     default:
         return "";
     }
@@ -184,7 +187,7 @@ static rssm_status check_present(const call_view *v, rssm_error *err)
         const rssm_role_spec *spec = &v->table->roles[i];
         int want = wanted(v, spec);
         if (want > 0 && !v->given[i])
-            return rssm_missing(spec->role, missing_reason(spec), err);
+            return rssm_missing(spec->role, missing_reason(v, spec), err);
         if (want < 0 && v->given[i])
             return rssm_fail_at(err, RSSM_ERR_ROLE, (rssm_where){.role = spec->role, .dim = -1},
                                 "`%s` must be absent: %s", rssm_role_name(spec->role), extra_reason(spec));

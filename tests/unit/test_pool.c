@@ -1263,6 +1263,15 @@ START_TEST(test_pool_without_ring)
     for (int i = 0; i < count; i++)
         for (int layer = 0; layer < LAYERS && strcmp(roles[i].form, "ring") == 0; layer++)
             pool->roles[layer * RSSM_T_COUNT + roles[i].role] = NULL;
+    host_pool *whole = host_pool_new(&spec, 0); /* in part, of one layer: refused */
+    for (int i = 0; i < count; i++)
+        for (int layer = 0; layer < LAYERS && strcmp(roles[i].form, "ring") == 0; layer++) {
+            rssm_error err = h_error();
+            int at = layer * RSSM_T_COUNT + roles[i].role;
+            pool->roles[at] = whole->roles[at];
+            ck_assert_int_eq(h_api()->pool_create(plugin, &pool->args, &err), RSSM_ERR_MISSING);
+            pool->roles[at] = NULL;
+        }
     create(plugin, &pool->args);
     rssm_reset_args all = {.struct_size = sizeof(all)};
     ck_assert_int_eq(h_api()->reset(plugin, &all, NULL), RSSM_OK);
@@ -1270,6 +1279,7 @@ START_TEST(test_pool_without_ring)
     run_steps(plugin, &spec, 2, out, sizeof(out));
     h_teardown(&plugin);
     host_pool_free(pool);
+    host_pool_free(whole);
 }
 END_TEST
 

@@ -1612,7 +1612,27 @@ START_TEST(test_accepted_dtypes)
 }
 END_TEST
 
-/* L = 1: the rings may be there or not, each on its own, with the same result. */
+/* Two calls at L = 1, with the ring and without it. */
+static void refuses_parts_of_a_ring(rssm_plugin *plugin, h_call *with, h_call *without)
+{
+    FOR_ROLES(with, role)
+    {
+        if (strcmp(role->form, "ring") != 0)
+            continue;
+        rssm_error err = h_error();
+        const DLTensor *ring = with->roles[role->role];
+        with->roles[role->role] = NULL; /* all but one, */
+        ck_assert_int_eq(h_api()->decode(plugin, &with->args, &err), RSSM_ERR_MISSING);
+        ck_assert_int_eq(err.role, role->role);
+        with->roles[role->role] = ring;
+        without->roles[role->role] = ring; /* and one alone */
+        ck_assert_int_eq(h_api()->decode(plugin, &without->args, &err), RSSM_ERR_MISSING);
+        ck_assert_int_ne(err.role, role->role);
+        without->roles[role->role] = NULL;
+    }
+}
+
+/* L = 1: the ring may be there or not, with the same result; a part of it is refused. */
 START_TEST(test_rings_absent)
 {
     h_spec spec = spec_for(1 + _i, NULL);
@@ -1622,6 +1642,7 @@ START_TEST(test_rings_absent)
     FOR_ROLES(without, role)
     if (strcmp(role->form, "ring") == 0)
         without->roles[role->role] = NULL;
+    refuses_parts_of_a_ring(plugin, with, without);
     decode_well(plugin, with, "L = 1 with rings");
     decode_well(plugin, without, "L = 1 without rings");
     ck_assert(same_elements(&with->tensors[RSSM_T_OUT].t, &without->tensors[RSSM_T_OUT].t));
