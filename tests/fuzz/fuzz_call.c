@@ -2,35 +2,9 @@
  * nothing; decode never says yes where validate said no, and touches nothing but the call's own tensors: guards and gaps stay as
  * they were, and the sanitizer sees the rest. A tensor that claims more memory than it has is a lie that no plugin can see, so such a call is
  * only validated, and not in depth: that reads the indices. */
-#include <stdlib.h>
 #include <string.h>
 
-#include "../unit/harness.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(int condition)
-{
-    if (!condition)
-        abort();
-}
-
-typedef struct reader {
-    const uint8_t *at, *end;
-} reader;
-
-static uint8_t byte(reader *r)
-{
-    return r->at < r->end ? *r->at++ : 0;
-}
-
-static int64_t odd_number(reader *r)
-{
-    static const int64_t numbers[] = {
-        0, 1, -1, 2, 3, 4, 5, 6, 7, 8, 16, 64, INT32_MAX, (int64_t)INT32_MAX + 1, INT64_MAX, INT64_MIN};
-    uint8_t b = byte(r);
-    return b & 16 ? (int64_t)(int8_t)byte(r) : numbers[b & 15];
-}
+#include "bend.h"
 
 static h_spec read_spec(reader *r)
 {
@@ -55,44 +29,20 @@ static void bend_tensor(h_call *call, reader *r)
     int32_t role = byte(r) % RSSM_T_COUNT;
     h_tensor *t = &call->tensors[role];
     int dim = byte(r) % H_MAX_DIMS;
-    switch (byte(r) % 12) {
-    case 0:
-        t->shape[dim] = odd_number(r);
-        break;
-    case 1:
-        t->strides[dim] = odd_number(r);
-        t->t.strides = t->strides;
-        break;
-    case 2:
-        t->t.ndim = byte(r) % 6;
-        break;
-    case 3:
-        t->t.dtype.bits = byte(r);
-        break;
-    case 4:
-        t->t.dtype.code = byte(r) % 8;
-        break;
-    case 5:
-        t->t.dtype.lanes = byte(r);
-        break;
-    case 6:
-        t->t.device.device_type = (DLDeviceType)(byte(r) % 4);
-        break;
-    case 7:
-        t->t.byte_offset = (uint64_t)odd_number(r);
-        break;
-    case 8:
-        t->t.data = NULL;
-        break;
+    int way = byte(r) % 12;
+    switch (way) {
     case 9:
         call->roles[role] = NULL;
         break;
     case 10: /* another role's tensor */
         call->roles[role] = &call->tensors[byte(r) % RSSM_T_COUNT].t;
         break;
-    default: /* the numbers inside */
+    case 11: /* the numbers inside */
         for (size_t i = 0; t->block && t->t.data && i < t->bytes; i++)
             ((unsigned char *)t->t.data)[i] = byte(r);
+        break;
+    default:
+        bend_descriptor(t, dim, way, r);
     }
 }
 

@@ -2,18 +2,10 @@
  * in them. The call says yes, or names a fault and changes nothing; whatever it says, no byte changes outside the pool and
  * the call's own tensors, and the sanitizer sees the rest. A tensor that claims more memory than it has is a lie that no
  * plugin can see, so such a call is made only where it must be refused for what it claims (validate). */
-#include <stdlib.h>
 #include <string.h>
 
 #include "../unit/ext_case.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-static void require(int condition)
-{
-    if (!condition)
-        abort();
-}
+#include "bend.h"
 
 /* What ext_case.c and Check's assertions in it call: no test is running here. */
 void h_skip(const char *why)
@@ -31,23 +23,6 @@ void _ck_assert_failed(const char *file, int line, const char *expr, const char 
 void _mark_point(const char *file, int line)
 {
     (void)file, (void)line;
-}
-
-typedef struct reader {
-    const uint8_t *at, *end;
-} reader;
-
-static uint8_t byte(reader *r)
-{
-    return r->at < r->end ? *r->at++ : 0;
-}
-
-static int64_t odd_number(reader *r)
-{
-    static const int64_t numbers[] = {
-        0, 1, -1, 2, 3, 4, 5, 6, 7, 8, 16, 64, INT32_MAX, (int64_t)INT32_MAX + 1, INT64_MAX, INT64_MIN};
-    uint8_t b = byte(r);
-    return b & 16 ? (int64_t)(int8_t)byte(r) : numbers[b & 15];
 }
 
 /* The n-th tensor of the call, round and round. */
@@ -70,42 +45,15 @@ static void bend_tensor(ec_case *c, ec_call call, reader *r)
     h_tensor *t = &tensor->h;
     const DLTensor **where = ec_where(c, call, tensor);
     int dim = byte(r) % H_MAX_DIMS;
-    switch (byte(r) % 12) {
-    case 0:
-        t->shape[dim] = odd_number(r);
-        break;
-    case 1:
-        t->strides[dim] = odd_number(r);
-        break;
-    case 2:
-        t->t.ndim = byte(r) % 6;
-        break;
-    case 3:
-        t->t.dtype.bits = byte(r);
-        break;
-    case 4:
-        t->t.dtype.code = byte(r) % 8;
-        break;
-    case 5:
-        t->t.dtype.lanes = byte(r);
-        break;
-    case 6:
-        t->t.device.device_type = (DLDeviceType)(byte(r) % 4);
-        break;
-    case 7:
-        t->t.byte_offset = (uint64_t)odd_number(r);
-        break;
-    case 8:
-        t->t.data = NULL;
-        break;
-    case 9:
+    int way = byte(r) % 12;
+    if (way < DESCRIPTOR_WAYS)
+        bend_descriptor(t, dim, way, r);
+    else if (way == DESCRIPTOR_WAYS) {
         if (where)
             *where = NULL;
-        break;
-    default: /* the numbers inside */
+    } else /* the numbers inside */
         for (size_t i = byte(r); i < t->bytes && r->at < r->end; i += 1 + byte(r) % 4)
             ((unsigned char *)tensor->data)[i] = byte(r);
-    }
 }
 
 /* Fields of the argument structs that are no pointers. */

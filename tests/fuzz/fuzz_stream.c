@@ -1,13 +1,10 @@
 /* libFuzzer: a saved slot, bent at places that the input chooses, cut or made longer, and then sealed with a right checksum so that
  * load gets to see the fields behind it. load says yes only to what it could have written itself, or names a fault and
  * leaves every byte of the pool alone; what it took, it saves again as the same bytes, and all calls on the slot work. */
-#include <stdlib.h>
 #include <string.h>
 
-#include "../unit/harness.h"
+#include "bend.h"
 #include "rssm_slots.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* docs/abi.md: Saved slots. */
 enum {
@@ -20,21 +17,6 @@ enum {
     TARGET = 3,
     SLOTS = 5
 };
-
-static void require(int condition)
-{
-    if (!condition)
-        abort();
-}
-
-typedef struct reader {
-    const uint8_t *at, *end;
-} reader;
-
-static uint8_t byte(reader *r)
-{
-    return r->at < r->end ? *r->at++ : 0;
-}
 
 /* CRC-64/XZ, bit by bit, over all but the checksum's own bytes. */
 static void seal(unsigned char *stream, size_t bytes)

@@ -4,7 +4,7 @@
 # with a line `N passed, N failed`.
 # Usage: tests/pack/debian.sh [FOLDER for the packages; default: a temporary one]
 #   $DEB_BUILD_OPTIONS   e.g. nocheck
-#   $DEBIAN_MIRROR       default http://deb.debian.org/debian
+#   $DEBIAN_MIRROR       default: the one that apt uses here for bookworm
 #   $DEBIAN_CHROOT       a folder where `debootstrap --variant=minbase bookworm` was run, to copy instead of doing it anew
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -44,11 +44,13 @@ inside() {
         PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"' "$root" "$@"
 }
 
+apt_mirror() { apt-get indextargets --format '$(SITE) $(RELEASE)' 'Created-By: Packages' | awk '$2 == "bookworm" { print $1; exit }'; }
+
 make_root() {
     if [ -n "${DEBIAN_CHROOT:-}" ]; then
         cp -a "$DEBIAN_CHROOT" "$root"
     else
-        debootstrap --variant=minbase bookworm "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}"
+        debootstrap --variant=minbase bookworm "$root" "${DEBIAN_MIRROR:-$(apt_mirror)}"
     fi && inside apt-get update -q && inside apt-get install -y -q --no-install-recommends gcc libc6-dev pkg-config && mkdir "$root/debs" &&
         cp "$packages"/replayssm_*.deb "$packages"/replayssm-dev_*.deb "$root/debs"
 }

@@ -81,7 +81,7 @@ class Absent:
         return Absent(f"{self._name}.{name}", self._reason)
 
 
-def stubs():
+def stand_ins():
     """Of their test harness."""
     import torch
     nothing = dict(register_cuda_ci=lambda **_: None, register_amd_ci=lambda **_: None)
@@ -103,18 +103,18 @@ class Package:
     each, `overlay` goes before what it has."""
 
     def __init__(self, name, folder, overlay):
-        self.name, self.overlay, self.stubs, self.specs = name, overlay, stubs(), {}
+        self.name, self.overlay, self.stand_ins, self.specs = name, overlay, stand_ins(), {}
         self.inner, self.why = None, "no --theirs"
         if folder:
             import load
             load.Platform.get_device_name = lambda self, index=0: device_name()
-            self.inner = load.Finder(name, folder / name, {**load.stubs(name, folder), **self.stubs})
+            self.inner = load.Finder(name, folder / name, {**load.stand_ins(name, folder), **self.stand_ins})
             self.why = f"not in {folder.name}/{name}"
 
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] != self.name:
             return None
-        inner = self.inner.find_spec(name) if self.inner and name not in self.stubs else None
+        inner = self.inner.find_spec(name) if self.inner and name not in self.stand_ins else None
         folders = None if inner and inner.submodule_search_locations is None else []
         spec = importlib.machinery.ModuleSpec(name, self, is_package=folders is not None)
         self.specs[name] = inner
@@ -125,7 +125,7 @@ class Package:
 
     def exec_module(self, module):
         inner, why = self.specs[module.__name__], self.why
-        module.__dict__.update(self.stubs.get(module.__name__, {}))
+        module.__dict__.update(self.stand_ins.get(module.__name__, {}))
         try:
             if inner and inner.loader:
                 module.__file__ = getattr(inner, "origin", None)

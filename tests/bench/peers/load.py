@@ -68,7 +68,7 @@ def compiled(folder, name):
         raise Unavailable(f"{file.name} needs tvm_ffi: {error}") from error
 
 
-def stubs(name, folder=None):
+def stand_ins(name, folder=None):
     import triton
     import triton.language as tl
     import triton.language.extra.libdevice as tldevice
@@ -110,16 +110,16 @@ EXECUTED = {"sglang.kernels.ops.attention.helion", "fla.utils"}
 
 
 class Finder:
-    """Finds `package` under `root`; its folders become bare packages, `stub` modules come from a table."""
+    """Finds `package` under `root`; its folders become bare packages, modules that stand in come from a table."""
 
-    def __init__(self, package, root, stub):
-        self.package, self.root, self.stub = package, pathlib.Path(root), stub
+    def __init__(self, package, root, stand_ins):
+        self.package, self.root, self.stand_ins = package, pathlib.Path(root), stand_ins
 
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] != self.package:
             return None
         place = self.root.joinpath(*name.split(".")[1:])
-        if name in self.stub:
+        if name in self.stand_ins:
             spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
             spec.submodule_search_locations = [str(place)]
             return spec
@@ -133,7 +133,7 @@ class Finder:
         file = place.with_suffix(".py")
         if file.exists():
             return importlib.util.spec_from_file_location(name, file)
-        if any(known.startswith(name + ".") for known in self.stub):
+        if any(known.startswith(name + ".") for known in self.stand_ins):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -141,7 +141,7 @@ class Finder:
         return types.ModuleType(spec.name)
 
     def exec_module(self, module):
-        module.__dict__.update(self.stub.get(module.__name__, {}))
+        module.__dict__.update(self.stand_ins.get(module.__name__, {}))
 
 
 class Library:
@@ -167,7 +167,7 @@ class Library:
         """A module of a framework, which stays importable (its kernels may import more when they are called)."""
         package = name.split(".")[0]
         if package not in self.finders:
-            finder = Finder(package, self.root(package), stubs(package, self.folder))
+            finder = Finder(package, self.root(package), stand_ins(package, self.folder))
             self.finders[package] = finder
             sys.meta_path.insert(0, finder)
         return self.fetch(name)
@@ -176,7 +176,7 @@ class Library:
         """A module of another tree of the same package: its modules are forgotten again."""
         package = name.split(".")[0]
         kept = {n: sys.modules.pop(n) for n in list(sys.modules) if n.split(".")[0] == package}
-        finder = Finder(package, self.root(package, under), stubs(package))
+        finder = Finder(package, self.root(package, under), stand_ins(package))
         sys.meta_path.insert(0, finder)
         try:
             return self.fetch(name)
