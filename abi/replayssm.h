@@ -38,6 +38,9 @@ typedef struct rssm_api {
     rssm_status (*pool_layout)(const rssm_plugin *plugin, rssm_layout *out, rssm_error *err);
 
     /* Makes the device ready: CPU threads, or the CUDA context, module and workspace. A second call does nothing.
+     * After a fork both processes go on with CPU instances. A CUDA driver that anything in the process has initialised
+     * serves that process alone: in a child, prepare and every call on the device are ERR_CUDA or ERR_DEVICE_LOST, while
+     * describe, pool_layout, validate and teardown work. So fork before prepare.
      * [instance] [may-sync] ERR_UNSUPPORTED (no driver, no kernel for this GPU), ERR_CUDA, ERR_OUT_OF_MEMORY. */
     rssm_status (*prepare)(rssm_plugin *plugin, rssm_error *err);
 

@@ -22,7 +22,8 @@
  * after: both are the host's (z is the gate alone, not a gated norm).
  *
  * The state is not written at every token: the checkpoint and the `count` records of the ring stand for it, and a flush
- * (count >= L - 1, or forced) folds them and the current token into the checkpoint. Records hold d and k (x and B) rounded
+ * folds them and the current token into the checkpoint: at count >= L - 1 at the latest, where it is forced, and in every
+ * step of at most small_batch rows (rssm_description). Records hold d and k (x and B) rounded
  * once to the ring dtype, and so does the token that a flush folds (every token at L = 1); its own output uses them
  * unrounded.
  *
@@ -51,7 +52,8 @@ extern "C" {
  * A padding row (-1, 0, 0, 0, 0, row, 1, 0): its outputs are zeroed, its inputs may be anything, nothing else is touched.
  * cursor: int32 [S, 4]: base, count, conv, short. step_begin moves it: count + 1, or on a flush base + count (mod R) and
  * count = 0; conv is the position in the convolution's ring, where the pool holds one. `short` is 0, or with
- * RSSM_INIT_SPREAD_FLUSH by how much the slot's first window is shortened: it flushes at count >= L - 1 - short. */
+ * RSSM_INIT_SPREAD_FLUSH by how much the slot's first window is shortened: it flushes at count >= L - 1 - short. A flush for
+ * the small batch alone keeps `short`, so that slots which leave it together still flush apart. */
 enum { RSSM_ROW_WIDTH = 8, RSSM_CURSOR_WIDTH = 4 };
 
 /* All tensors on the instance's device. A slot may appear once in a batch. */

@@ -45,6 +45,8 @@ int main(int argc, char **argv)
         {"threads", OPTION_INT, &o.threads, "N", "CPU threads [0 = all]", 0, PARALLEL_MAX_THREADS},
         {"level", OPTION_CHOICE, &o.level, "scalar|avx2|avx512|neon", "at most this CPU level [the best]", 0, 0},
         {"steady", OPTION_FLAG, &o.steady, NULL, "spread cursors only, not all rows together", 0, 0},
+        {"small-flush", OPTION_FLAG, &o.small_flush, NULL,
+         "CUDA: small batches flush every row with a 16-bit state too", 0, 0},
         {"quick", OPTION_FLAG, &o.quick, NULL, "CPU: 9 samples, not 41; CUDA: three shapes", 0, 0},
         {"json", OPTION_FLAG, &o.json, NULL, "for programs; CUDA: the table goes to stderr", 0, 0},
         {"plugin", OPTION_TEXT, &o.plugin, "PATH", "the plugin to load", 0, 0},

@@ -60,7 +60,8 @@ static run_want want_of(const gpu_bench *b, const gpu_case *c)
                      .ring_length = c->ring_length,
                      .tokens = c->tokens,
                      .layers = 1,
-                     .passes = 1};
+                     .passes = 1,
+                     .flags = o->small_flush ? RSSM_INIT_SMALL_FLUSH : 0};
     memcpy(want.heads, c->shape->heads, sizeof want.heads);
     return want;
 }
@@ -188,10 +189,11 @@ static void conclude(const run *r, const rounds *all, const double *us, figure *
     f->counted_bytes = (double)r->count.bytes / (double)r->count.steps;
 }
 
-/* The share of flushes that spread cursors must have. */
+/* The share of flushes that spread cursors must have; a small batch flushes every row. */
 static int check_flushes(const run *r)
 {
-    const int64_t rows = r->count.steps * r->want.batch, period = r->host.model.ring_length / r->want.tokens;
+    const int all = r->want.tokens == 1 && r->want.batch <= r->host.model.small_batch;
+    const int64_t rows = r->count.steps * r->want.batch, period = all ? 1 : r->host.model.ring_length / r->want.tokens;
     if (r->count.flushes * period == rows)
         return EXIT_OK;
     return host_refuse(&r->host,
@@ -327,7 +329,7 @@ static int together(gpu_bench *b, const run_want *like, uint32_t flags, double *
     want.layers *= want.passes;
     want.passes = 1;
     want.windows = 1;
-    want.flags = flags;
+    want.flags |= flags;
     int code = run_open(&r, &b->g, &b->common->base, &want, &missing);
     if (code == EXIT_OK)
         code = worst_over_median(&r, ratio);

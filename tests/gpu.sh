@@ -1,9 +1,11 @@
 #!/bin/bash
 # The tests that need a GPU, from the binaries of a build with CUDA ($RSSM_BUILD, default build-cuda); they need nothing
 # else of the machine but its driver. Ends with a line `N passed, N failed`; each part takes less than 9 minutes.
-# Usage: tests/gpu.sh [test|sanitize|bench|judge|two] [log folder]
+# Usage: tests/gpu.sh [test|sanitize|bench|judge|soak|two] [log folder]
+# soak serves random requests for $RSSM_SOAK_SECONDS (480) and watches its memory and the device's.
 # two needs two GPUs of one model; its ranks need a python3 ($RSSM_PYTHON) with PyTorch and NCCL, else they are left out by name.
-# $RSSM_CASES = first:last takes fewer random cases, $RSSM_LIMIT gives each program fewer seconds than 500.
+# $RSSM_CASES = first:last takes fewer random cases, $RSSM_LIMIT gives each program fewer seconds than 500, $RSSM_SANITIZERS
+# names some of memcheck, racecheck, initcheck and synccheck.
 set -u
 cd "$(dirname "$0")/.."
 part=${1:-test}
@@ -98,11 +100,13 @@ part_test() {
     decode_part b31_padding_rows b46_an_append_overwrites_no_live_row b56_forced_flush_at_write_pos_3 \
         b49_reset_after_a_tenant_of_nan duplicate_slots_harm_nobody_else b15_saturation_and_the_fault_word \
         the_state_does_not_depend_on_when_it_is_flushed b70_flushes_are_counted &
+    one slots "$build/tests/test_gpu" --small --only slots & # small: its bandwidth is measured by hand, alone
     in_turn "streams $build/tests/test_gpu --only streams" "formulas $build/tests/test_formulas" \
         "cursor $build/tests/test_cursor" &
     for ((i = 0; i < workers; i++)); do
         in_turn "kernels-$i $build/tests/test_gpu --only kernels --part $i/$workers" \
-            "random-$i $build/tests/test_gpu --only random --part $i/$workers ${RSSM_CASES:+--cases $RSSM_CASES}" &
+            "random-$i $build/tests/test_gpu --only random --part $i/$workers ${RSSM_CASES:+--cases $RSSM_CASES}" \
+            "verify-$i $build/tests/test_gpu --only verify --part $i/$workers" &
         history_part $i $workers &
     done
     server_runs qwen3.5-35b-a3b &
@@ -117,25 +121,28 @@ part_test() {
     wait
 }
 
-# A sanitizer's own errors end the program with code 9. racecheck sees shared memory only.
+# A sanitizer's own errors end the program with code 9. racecheck sees shared memory only. synccheck has to be told how
+# many of the kernels' mbarriers are alive at once, for whole grids.
 sanitized() { # tool args...
-    local tool=$1 half
+    local tool=$1 part parts=$(($(nproc) > 12 ? 4 : 2))
     shift
-    for half in 0 1; do
-        one "$tool-$half" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" \
-            "$build/tests/test_gpu" --small --part $half/2 &
+    for ((part = 0; part < parts; part++)); do
+        one "$tool-$part" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" \
+            "$build/tests/test_gpu" --small --part $part/$parts &
     done
     RSSM_HISTORY_ENGINE=1 RSSM_HISTORY=0-12:12 one "$tool-history" compute-sanitizer --tool "$tool" --error-exitcode 9 \
         --print-limit 20 "$@" "$build/tests/test_history" &
 }
 
 part_sanitize() {
-    export RSSM_MIRROR_EXACT=1
-    sanitized memcheck --leak-check full
-    unset RSSM_MIRROR_EXACT
-    sanitized racecheck
-    sanitized initcheck
-    sanitized synccheck
+    local tool
+    for tool in ${RSSM_SANITIZERS:-memcheck racecheck initcheck synccheck}; do
+        case $tool in
+        memcheck) RSSM_MIRROR_EXACT=1 sanitized memcheck --leak-check full ;;
+        synccheck) sanitized synccheck --num-cuda-barriers 65536 ;;
+        *) sanitized "$tool" ;;
+        esac
+    done
     wait
 }
 
@@ -147,8 +154,19 @@ part_bench() {
     one bench-check python3 tests/bench/check.py "$logs/bench.json"
 }
 
-# The judge with CUDA instances; its cases' memory is registered with the driver (tests/conform/device.c).
-part_judge() { one judge "$build/tests/replayssm-conform" "$RSSM_MIRRORED" --device cuda --timeout 120; }
+# The judge with CUDA instances; its cases' memory is registered with the driver (tests/conform/device.c). $RSSM_JUDGE takes
+# more options, such as --skip history.
+part_judge() {
+    # shellcheck disable=SC2086
+    one judge "$build/tests/replayssm-conform" "$RSSM_MIRRORED" --device cuda --timeout 120 ${RSSM_JUDGE:-}
+}
+
+# A server under random bad calls; three checks: no wrong request, host memory flat, device memory flat.
+part_soak() {
+    local seconds=${RSSM_SOAK_SECONDS:-480}
+    RSSM_BUILD=$build RSSM_LIMIT=$((seconds + 50)) one soak tests/soak.sh "$seconds" --config configs/qwen3.5-35b-a3b.json --device cuda
+    tail -n 5 "$logs/soak.log"
+}
 
 # Two devices in one process; two tensor-parallel ranks over NCCL: equal to one rank, and how much faster.
 # One program at a time: they measure.
@@ -172,9 +190,9 @@ part_two() {
 }
 
 case $part in
-test | sanitize | bench | judge | two) "part_$part" ;;
+test | sanitize | bench | judge | soak | two) "part_$part" ;;
 *)
-    echo "usage: tests/gpu.sh [test|sanitize|bench|judge|two] [log folder]" >&2
+    echo "usage: tests/gpu.sh [test|sanitize|bench|judge|soak|two] [log folder]" >&2
     exit 64
     ;;
 esac

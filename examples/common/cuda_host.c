@@ -51,7 +51,7 @@ static void *gpu_alloc(device *dev, int64_t bytes)
     size_t size = bytes > 0 ? (size_t)bytes : 1;
     if (d->alloc(&ptr, size) != 0)
         return NULL;
-    if (d->set_zero(ptr, 0, size) != 0) {
+    if (d->set_zero(ptr, 0, size) != 0 || d->synchronize() != 0) {
         d->release(ptr);
         return NULL;
     }
@@ -71,17 +71,21 @@ static int gpu_sync(device *dev)
     return d->synchronize();
 }
 
+/* Copies wait for all streams first: a host's own need not be ordered with the legacy one, and what they still read or
+ * write would change under them. */
 static int gpu_to_device(device *dev, void *dst, const void *src, int64_t bytes)
 {
     driver *d = dev->state;
-    cu_result error = d->to_device(address(dst), src, (size_t)bytes);
+    cu_result error = d->synchronize();
+    if (error == 0)
+        error = d->to_device(address(dst), src, (size_t)bytes);
     return error != 0 ? error : d->synchronize(); /* a small copy returns before it is done */
 }
 
 static int gpu_to_host(device *dev, void *dst, const void *src, int64_t bytes)
 {
     driver *d = dev->state;
-    cu_result error = d->synchronize(); /* the host's streams need not be ordered with the legacy one */
+    cu_result error = d->synchronize();
     return error != 0 ? error : d->to_host(dst, address(src), (size_t)bytes);
 }
 

@@ -45,7 +45,7 @@ abi! {
         head_begin: i32, group_begin: i32, tp_size: i32, tp_rank: i32, conv_kernel: i32, conv_channels: i32,
         has_lower_bound: i32, qk_norm: i32, lower_bound: f64, scale: f64, norm_eps: f64, beta_scale: f64,
         time_step_limit_min: f64, time_step_limit_max: f64, ring_length: i32, ring_rows: i32, max_draft_tokens: i32,
-        io_dtype: i32, state_dtype: i32, ring_dtype: i32, device_type: i32, device_id: i32, layout_version: i32, reserved2_: i32,
+        io_dtype: i32, state_dtype: i32, ring_dtype: i32, device_type: i32, device_id: i32, layout_version: i32, small_batch: i32,
         layout_hash: u64, layout_text: Text, ring_reason: Text, read: Pointer, assumed: Pointer, num_read: i32, num_assumed: i32,
         step_bytes: i64, step_bytes_read_write: i64, cpu_level: Text, num_threads: i32, reserved_: i32 }
     rssm_step_begin_args { struct_size: u64, slots: *const DLTensor, force_flush: *const DLTensor, rows_out: *const DLTensor,

@@ -44,13 +44,14 @@ typedef struct rssm_backend_options {
     int32_t cpu_level;   /* RSSM_CPU_* */
     int32_t cpu_reference;
     int32_t max_batch;
-    int32_t max_K, max_V, max_L; /* largest step: scratch is sized for it; 0 = 4096, 4096, 64 */
-    int32_t family, state_dtype; /* of every step: which kernels to load */
-    int32_t max_regions;         /* of the pool that bind will get */
-    int32_t num_layers;          /* likewise */
-    int32_t max_T;               /* tokens of a verify window; 0 = no verify */
-    int32_t conv_width;          /* w; 0 = no convolution in the pool */
-    int32_t pad_;
+    int32_t max_K, max_V, max_L, max_HV; /* largest step: scratch is sized for it; 0 = 4096, 4096, 64 */
+    int32_t family, state_dtype;         /* of every step: which kernels to load */
+    int32_t io_dtype, ring_dtype;        /* likewise, as the instance says: a step may come with others */
+    int32_t max_regions;                 /* of the pool that bind will get */
+    int32_t num_layers;                  /* likewise */
+    int32_t max_T;                       /* tokens of a verify window; 0 = no verify */
+    int32_t conv_width;                  /* w; 0 = no convolution in the pool */
+    int32_t small_batch;                 /* step_begin flushes all rows of a batch of at most so many */
 } rssm_backend_options;
 
 /* ctx is what open returned. All functions report through err and leave everything as it was on failure. */
@@ -61,6 +62,9 @@ typedef struct rssm_backend {
     int64_t (*workspace_bytes)(
         const rssm_backend_options *options); /* what open allocates besides small host structs */
     rssm_status (*open)(const rssm_backend_options *options, void **ctx, rssm_error *err);
+    /* Rows of the largest batch in which a step that reads and writes the state beats one that appends to the ring;
+     * NULL: none. */
+    int32_t (*small_batch)(const rssm_backend_options *options);
     void (*close)(void *ctx);
     const char *(*level)(const void *ctx); /* "avx2", ...; "" on CUDA */
     int32_t (*threads)(const void *ctx);

@@ -24,6 +24,7 @@ rssm_status rssm_step_begin_call(rssm_plugin *p, const rssm_step_begin_args *arg
         .rows = rssm_tensor_data(args->rows_out),
         .rows_row = rssm_tensor_stride0(args->rows_out),
         .fault = p->backend->fault_word(p->ctx),
+        .flush_all = args->slots->shape[0] <= p->backend_options.small_batch,
     };
     return p->backend->step_begin(p->ctx, &begin, args->stream, err);
 }

@@ -15,7 +15,8 @@ enum { DEFAULT_MAX_BATCH = 65536, MAX_MAX_BATCH = 1 << 20, MAX_THREADS = 1024 };
 
 static rssm_status check_options(const rssm_init_args *a, rssm_error *err)
 {
-    const uint32_t known = RSSM_INIT_CONV_STATE | RSSM_INIT_SPREAD_FLUSH | RSSM_INIT_CPU_REFERENCE;
+    const uint32_t known = RSSM_INIT_CONV_STATE | RSSM_INIT_SPREAD_FLUSH | RSSM_INIT_CPU_REFERENCE |
+                           RSSM_INIT_SMALL_FLUSH | RSSM_INIT_NO_SMALL_FLUSH;
     int sources = (a->config_json != NULL) + (a->config_path != NULL) + (a->dims != NULL);
     if (a->config_json && !a->config_json_len)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "config_json_len = 0: set the length of config_json");
@@ -27,6 +28,8 @@ static rssm_status check_options(const rssm_init_args *a, rssm_error *err)
                          sources);
     if (a->flags & ~known)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "unknown init flag 0x%x", a->flags & ~known);
+    if ((a->flags & RSSM_INIT_SMALL_FLUSH) && (a->flags & RSSM_INIT_NO_SMALL_FLUSH))
+        return rssm_fail(err, RSSM_ERR_ARGUMENT, "flags: RSSM_INIT_SMALL_FLUSH or RSSM_INIT_NO_SMALL_FLUSH, not both");
     if (a->max_batch < 0 || a->max_batch > MAX_MAX_BATCH)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "max_batch = %d is not in 0..%d", a->max_batch, MAX_MAX_BATCH);
     if (a->num_threads < 0 || a->num_threads > MAX_THREADS)
@@ -88,6 +91,17 @@ static rssm_status check_window(const rssm_plugin *p, rssm_error *err)
                      p->args.max_draft_tokens, p->backend->name, most);
 }
 
+/* Small batches: folding every token costs a 16-bit state a rounding per token, so that is asked for. */
+static int32_t small_batch_of(const rssm_plugin *p)
+{
+    const uint32_t flags = p->args.flags;
+    const bool wanted =
+        p->rank.state_dtype == RSSM_DTYPE_FLOAT32 ? !(flags & RSSM_INIT_NO_SMALL_FLUSH) : flags & RSSM_INIT_SMALL_FLUSH;
+    if (!wanted || p->rank.L == 1 || !p->backend->small_batch)
+        return 0;
+    return p->backend->small_batch(&p->backend_options);
+}
+
 static rssm_status build(rssm_plugin *p, const rssm_init_args *args, rssm_error *err)
 {
     rssm_status status = pick_backend(p, err);
@@ -104,12 +118,16 @@ static rssm_status build(rssm_plugin *p, const rssm_init_args *args, rssm_error 
     p->backend_options.max_K = p->rank.K;
     p->backend_options.max_V = p->rank.V;
     p->backend_options.max_L = p->rank.L;
+    p->backend_options.max_HV = p->rank.HV;
     p->backend_options.family = p->model.family;
     p->backend_options.state_dtype = p->rank.state_dtype;
+    p->backend_options.io_dtype = p->rank.io_dtype;
+    p->backend_options.ring_dtype = p->rank.ring_dtype;
     p->backend_options.max_regions = p->rank.num_linear * (RSSM_MAX_POOL_TENSORS - 1);
     p->backend_options.num_layers = p->rank.num_linear;
     p->backend_options.max_T = p->args.max_draft_tokens > 0 ? p->args.max_draft_tokens + 1 : 0;
     p->backend_options.conv_width = p->rank.conv_len > 0 ? p->model.conv_kernel : 0;
+    p->backend_options.small_batch = small_batch_of(p);
     return rssm_layout_make(&p->layout, p->tensors, &p->arena, &p->rank, &p->args,
                             p->backend->workspace_bytes(&p->backend_options), err);
 }
@@ -213,6 +231,7 @@ void rssm_plugin_describe(const rssm_plugin *p, rssm_description *out)
         .device_type = p->args.device_type,
         .device_id = p->args.device_id,
         .layout_version = RSSM_LAYOUT_VERSION,
+        .small_batch = p->backend_options.small_batch,
         .layout_hash = r->hash,
         .layout_text = r->hash_text,
         .ring_reason = r->ring_reason,

@@ -107,6 +107,8 @@ typedef struct rssm_begin {
     int32_t *rows;
     int64_t rows_row;
     uint32_t *fault;
+    int32_t flush_all; /* 1: every row flushes; one whose window does not end by it keeps its `short` */
+    int32_t pad_;
 } rssm_begin;
 
 /* verify: step_begin for windows of tokens. Row b gets tokens cu_seqlens[b] .. cu_seqlens[b + 1] - 1, at most max_T; it

@@ -153,14 +153,18 @@ static void begin_row(const rssm_begin *begin, int32_t b, uint32_t *fault)
         memcpy(out, pad, sizeof pad);
         return;
     }
-    int32_t flush = cursor[1] >= begin->L - 1 - cursor[3] ||
-                    (begin->force_flush.data && rssm_index_at(&begin->force_flush, b) != 0);
+    int32_t ends = cursor[1] >= begin->L - 1 - cursor[3] || /* the slot's window */
+                   (begin->force_flush.data && rssm_index_at(&begin->force_flush, b) != 0);
+    int32_t flush = ends || begin->flush_all;
     const int32_t row[RSSM_ROW_WIDTH] = {(int32_t)slot, cursor[0], cursor[1], flush, cursor[2], b, 1, 0};
     memcpy(out, row, sizeof row);
+    const int32_t shortened = cursor[3];
     if (flush)
         empty_ring(cursor, begin->R);
     else
         cursor[1]++;
+    if (!ends)
+        cursor[3] = shortened;
     if (begin->conv_len > 0)
         cursor[2] = (cursor[2] + 1) % begin->conv_len;
 }

@@ -16,8 +16,9 @@ enum { FAULT_BYTES = 256 };
 
 /* The fatbins, embedded by embed.S. */
 extern const char rssm_fatbin_pool[], rssm_fatbin_step_general[], rssm_fatbin_step_kda[], rssm_fatbin_step_gdn[],
-    rssm_fatbin_step_mamba2[], rssm_fatbin_slots[], rssm_fatbin_conv[], rssm_fatbin_verify_cursor[],
-    rssm_fatbin_verify_general[], rssm_fatbin_verify_kda[], rssm_fatbin_verify_gdn[], rssm_fatbin_verify_mamba2[];
+    rssm_fatbin_step_mamba2[], rssm_fatbin_step_small[], rssm_fatbin_slots[], rssm_fatbin_conv[],
+    rssm_fatbin_verify_cursor[], rssm_fatbin_verify_general[], rssm_fatbin_verify_kda[], rssm_fatbin_verify_gdn[],
+    rssm_fatbin_verify_mamba2[];
 
 /* ---- entering and leaving --------------------------------------------------------------------------------------- */
 
@@ -161,6 +162,41 @@ static CUresult load_variants(rssm_cuda *cuda)
     return result;
 }
 
+/* Whether a kernel for small batches is made for steps of this instance. */
+static bool is_small_of(const rssm_cuda_small *v, const rssm_backend_options *o)
+{
+    return v->family == o->family && v->state_dtype == o->state_dtype && v->K == o->max_K && v->V == o->max_V;
+}
+
+static bool has_smalls(const rssm_backend_options *o)
+{
+    for (int i = 0; i < RSSM_CUDA_SMALLS; i++)
+        if (is_small_of(&rssm_cuda_smalls[i], o))
+            return true;
+    return false;
+}
+
+static CUresult load_smalls(rssm_cuda *cuda)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; !result && i < RSSM_CUDA_SMALLS; i++)
+        if (is_small_of(&rssm_cuda_smalls[i], &cuda->options))
+            result = load_kernel(cuda, RSSM_KERNEL_SMALL + i, RSSM_LIBRARY_SMALL, rssm_cuda_smalls[i].name, 0);
+    return result;
+}
+
+static int32_t cuda_small_batch(const rssm_backend_options *o)
+{
+    int32_t most = 0; /* 1024 state rows */
+    for (int i = 0; i < RSSM_CUDA_SMALLS && RSSM_CUDA_SMALL_ON; i++) {
+        const rssm_cuda_small *v = &rssm_cuda_smalls[i];
+        if (is_small_of(v, o) && v->io == o->io_dtype && v->io == o->ring_dtype && o->max_L <= RSSM_CUDA_MAX_RING &&
+            v->ring > most)
+            most = v->ring;
+    }
+    return (int32_t)(1024 * (int64_t)most / ((int64_t)o->max_HV * o->max_V));
+}
+
 /* A kernel and its name; whose library it is in. */
 typedef struct named {
     int kernel, library;
@@ -178,6 +214,8 @@ static const named pool_kernels[] = {
     {RSSM_KERNEL_SLOTS_EXPORT, RSSM_LIBRARY_SLOTS, "rssm_slots_export"},
     {RSSM_KERNEL_SLOTS_FLUSH, RSSM_LIBRARY_SLOTS, "rssm_slots_flush"},
     {RSSM_KERNEL_SLOTS_FLUSHED, RSSM_LIBRARY_SLOTS, "rssm_slots_flushed"},
+    {RSSM_KERNEL_SLOTS_TAKE, RSSM_LIBRARY_SLOTS, "rssm_slots_take"},
+    {RSSM_KERNEL_SLOTS_GIVE, RSSM_LIBRARY_SLOTS, "rssm_slots_give"},
 };
 static const named conv_kernels[] = {
     {RSSM_KERNEL_CONV, RSSM_LIBRARY_CONV, "rssm_conv"},
@@ -233,6 +271,7 @@ static rssm_status load_kernels(rssm_cuda *cuda, rssm_error *err)
         [RSSM_LIBRARY_CONV] = convolves ? rssm_fatbin_conv : NULL,
         [RSSM_LIBRARY_GENERAL] = rssm_fatbin_step_general,
         [RSSM_LIBRARY_FAMILY] = step,
+        [RSSM_LIBRARY_SMALL] = has_smalls(&cuda->options) ? rssm_fatbin_step_small : NULL,
         [RSSM_LIBRARY_VERIFY_CURSOR] = windows ? rssm_fatbin_verify_cursor : NULL,
         [RSSM_LIBRARY_VERIFY_GENERAL] = windows ? rssm_fatbin_verify_general : NULL,
         [RSSM_LIBRARY_VERIFY_FAMILY] = windows ? verify : NULL,
@@ -247,6 +286,8 @@ static rssm_status load_kernels(rssm_cuda *cuda, rssm_error *err)
         result = load_named(cuda, conv_kernels, NUM_CONV_KERNELS);
     if (!result)
         result = load_variants(cuda);
+    if (!result)
+        result = load_smalls(cuda);
     if (!result && windows)
         result = load_named(cuda, verify_kernels, NUM_VERIFY_KERNELS);
     if (!result && windows)
@@ -400,6 +441,12 @@ static rssm_status cuda_step_begin(void *ctx, const rssm_begin *begin, void *str
 static rssm_status cuda_step(void *ctx, const rssm_step *step, void *stream, rssm_error *err)
 {
     rssm_cuda *cuda = ctx;
+    const int small = rssm_small_choose(step, cuda->options.small_batch);
+    if (small >= 0) {
+        const rssm_small args = rssm_small_argument(step);
+        const rssm_cuda_launch how = rssm_small_launch(small, step);
+        return rssm_cuda_run(cuda, RSSM_KERNEL_SMALL + small, &how, &args, stream, "launching the step", err);
+    }
     const rssm_cuda_launch how = rssm_cuda_choose(step, cuda->multiprocessors, cuda->shared_bytes);
     int kernel = how.variant < 0 ? RSSM_KERNEL_GENERAL : how.variant;
     if (!cuda->functions[kernel])
@@ -459,6 +506,7 @@ static const rssm_backend cuda_backend = {
     .device_type = kDLCUDA,
     .max_T = RSSM_VERIFY_MAX_T,
     .workspace_bytes = cuda_workspace_bytes,
+    .small_batch = cuda_small_batch,
     .open = cuda_open,
     .close = cuda_close,
     .level = cuda_level,

@@ -171,4 +171,56 @@ template <class ST> DEVICE uint4 narrow_chunk(float *x, bool *hit, ST st)
     return make_uint4(narrow2(x, st), narrow2(x + 2, st), narrow2(x + 4, st), narrow2(x + 6, st));
 }
 
+/* narrow_chunk() without a branch: *top keeps the larger of the magnitudes in each half, so that had_infinite() says in the end
+ * whether something must be repaired: stored again as without_infinite(). */
+DEVICE uint4 narrow_quickly(const float *x, uint32_t *, f32_state)
+{
+    return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
+}
+
+template <class ST> DEVICE void keep_larger(uint32_t *top, uint32_t pair, ST)
+{
+#ifdef __CUDA_ARCH__
+    if (ST::DTYPE == F16)
+        asm("{\n\t.reg .b32 x;\n\tabs.f16x2 x, %1;\n\tmax.f16x2 %0, %0, x;\n\t}" : "+r"(*top) : "r"(pair));
+    else
+        asm("{\n\t.reg .b32 x;\n\tabs.bf16x2 x, %1;\n\tmax.bf16x2 %0, %0, x;\n\t}" : "+r"(*top) : "r"(pair));
+#else
+    const uint32_t infinite = ST::DTYPE == F16 ? 0x7c00 : 0x7f80; /* as the GPU does, past NaN */
+    for (int i = 0; i < 32; i += 16) {
+        const uint32_t x = pair >> i & 0x7fff;
+        if (x <= infinite && x > (*top >> i & 0xffff))
+            *top = (*top & ~(0xffffu << i)) | x << i;
+    }
+#endif
+}
+
+template <class ST> DEVICE uint4 narrow_quickly(const float *x, uint32_t *top, ST st)
+{
+    const uint4 y = make_uint4(narrow2(x, st), narrow2(x + 2, st), narrow2(x + 4, st), narrow2(x + 6, st));
+    keep_larger(top, y.x, st);
+    keep_larger(top, y.y, st);
+    keep_larger(top, y.z, st);
+    keep_larger(top, y.w, st);
+    return y;
+}
+
+/* Whether an exponent of the pair is that of infinity. */
+template <class ST> DEVICE bool had_infinite(uint32_t top, ST)
+{
+    return ST::DTYPE != F32 && ((top + (ST::DTYPE == F16 ? 0x04000400u : 0x00800080u)) & 0x80008000u) != 0;
+}
+
+/* Infinite halves of a pair become the largest finite number: one less, as bits. */
+template <class ST> DEVICE uint32_t finite_pair(uint32_t pair, ST)
+{
+    const uint32_t infinite = ST::DTYPE == F16 ? 0x7c00 : 0x7f80;
+    return pair - ((pair & 0x7fff) == infinite ? 1u : 0u) - ((pair >> 16 & 0x7fff) == infinite ? 0x10000u : 0u);
+}
+
+template <class ST> DEVICE uint4 without_infinite(uint4 x, ST st)
+{
+    return make_uint4(finite_pair(x.x, st), finite_pair(x.y, st), finite_pair(x.z, st), finite_pair(x.w, st));
+}
+
 #endif

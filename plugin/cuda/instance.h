@@ -5,6 +5,7 @@
 #include "core/backend.h"
 #include "cuda/driver.h"
 #include "cuda/launch.h"
+#include "cuda/small_launch.h"
 #include "cuda/verify_launch.h"
 
 /* What an instance may launch: the tuned variants of launch.h by their index there, then these. */
@@ -18,14 +19,17 @@ enum {
     RSSM_KERNEL_SLOTS_EXPORT,
     RSSM_KERNEL_SLOTS_FLUSH,
     RSSM_KERNEL_SLOTS_FLUSHED,
+    RSSM_KERNEL_SLOTS_TAKE,
+    RSSM_KERNEL_SLOTS_GIVE,
     RSSM_KERNEL_CONV,
     RSSM_KERNEL_CONV4,
     RSSM_KERNEL_CONV_PAIRS,
     RSSM_KERNEL_VERIFY_BEGIN,
     RSSM_KERNEL_VERIFY_COMMIT,
     RSSM_KERNEL_VERIFY_GENERAL,
-    RSSM_KERNEL_VERIFY_TUNED, /* the variants of verify_launch.h */
-    RSSM_NUM_KERNELS = RSSM_KERNEL_VERIFY_TUNED + RSSM_VERIFY_VARIANTS
+    RSSM_KERNEL_VERIFY_TUNED,                                            /* the variants of verify_launch.h */
+    RSSM_KERNEL_SMALL = RSSM_KERNEL_VERIFY_TUNED + RSSM_VERIFY_VARIANTS, /* the kernels of small_launch.h */
+    RSSM_NUM_KERNELS = RSSM_KERNEL_SMALL + RSSM_CUDA_SMALLS
 };
 
 /* The fatbins that an instance loads. */
@@ -35,6 +39,7 @@ enum {
     RSSM_LIBRARY_CONV,
     RSSM_LIBRARY_GENERAL,
     RSSM_LIBRARY_FAMILY,
+    RSSM_LIBRARY_SMALL,
     RSSM_LIBRARY_VERIFY_CURSOR,
     RSSM_LIBRARY_VERIFY_GENERAL,
     RSSM_LIBRARY_VERIFY_FAMILY,

@@ -15,6 +15,14 @@ DEVICE void mma_bf16(float *d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* The same of half the depth: a0, a1 = rows g, g + 8 of columns 2t, 2t + 1; b0 = rows 2t, 2t + 1 of column g. */
+DEVICE void mma_bf16_short(float *d, uint32_t a0, uint32_t a1, uint32_t b0)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b0));
+}
+
 /* Four 8 x 8 matrices of bfloat16, row i of matrix m where lane 8m + i says, transposed: b[m] = rows 2t, 2t + 1 of column
  * g, so that two matrices one above the other are mma_bf16's b0, b1. Rows are 16 bytes in shared memory. */
 DEVICE void load_transposed(uint32_t *b, const uint16_t *row)

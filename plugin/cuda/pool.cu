@@ -22,7 +22,8 @@ DEVICE void begin_row(const rssm_begin &a, int64_t b, int32_t *row)
             atomicOr(a.fault, (uint32_t)RSSM_FAULTBIT_CURSOR);
         return;
     }
-    const bool flush = count >= a.L - 1 - shortened || (a.force_flush.data && load_index(a.force_flush, b) != 0);
+    const bool ends = count >= a.L - 1 - shortened || (a.force_flush.data && load_index(a.force_flush, b) != 0);
+    const bool flush = ends || a.flush_all;
     row[0] = (int32_t)slot;
     row[1] = base;
     row[2] = count;
@@ -31,7 +32,7 @@ DEVICE void begin_row(const rssm_begin &a, int64_t b, int32_t *row)
     cursor[0] = flush ? (base + count) % a.R : base;
     cursor[1] = flush ? 0 : count + 1;
     cursor[2] = a.conv_len > 0 ? (conv + 1) % a.conv_len : conv;
-    cursor[3] = flush ? 0 : shortened;
+    cursor[3] = ends ? 0 : shortened;
 }
 
 /* Grid ceil(B / 256) x 256 threads. rows[b] = {slot, base, count, flush, conv, b, 1, 0}. */

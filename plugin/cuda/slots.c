@@ -1,12 +1,21 @@
 /* Slot operations on the host's side: copies, states in and out, flushes, saved slots. */
 #include "cuda/slots.h"
 
+#include <stdbool.h>
+
 #include "core/error.h"
 #include "cuda/instance.h"
 
 /* Blocks per multiprocessor that a copy is cut into, where it has chunks enough: several times what runs at once, so that the
  * last ones end together. */
-enum { COPY_BLOCKS = 16, STATE_BLOCKS = 12, MAX_RUN = 16, MAX_GRID_X = INT32_MAX, MAX_GRID_YZ = 65535 };
+enum {
+    COPY_BLOCKS = 16,
+    STATE_BLOCKS = 12,
+    MAX_RUN = 16,
+    MAX_GRID_X = INT32_MAX,
+    MAX_GRID_YZ = 65535,
+    MAX_TILE_ROWS = 1 << 20
+};
 
 _Static_assert(sizeof(rssm_cuda_states) <= 4096, "more than the arguments of a kernel may be");
 
@@ -106,14 +115,105 @@ static int32_t tiles_per_block(const rssm_cuda *cuda, int64_t n, int64_t tiles_o
     return (int32_t)(run < MAX_RUN ? run : MAX_RUN);
 }
 
-/* All layers, some per launch. history: elements of a row's convolution history in the kernel's work, 0 = none. */
-static rssm_status run_states(rssm_cuda *cuda, int kernel, const rssm_state_io *io, int64_t history, void *stream,
-                              const char *what, rssm_error *err)
+/* An operation on states: its kernel for any shape, that of slots_tile.cuh, and what a failure is called. */
+typedef struct operation {
+    int any, tile;
+    int32_t in_place;
+    bool is_import;
+    const char *what;
+} operation;
+
+static const operation import_states = {RSSM_KERNEL_SLOTS_IMPORT, RSSM_KERNEL_SLOTS_GIVE, 0, true,
+                                        "launching an import"},
+                       export_states = {RSSM_KERNEL_SLOTS_EXPORT, RSSM_KERNEL_SLOTS_TAKE, 0, false,
+                                        "launching an export"},
+                       flush_states = {RSSM_KERNEL_SLOTS_FLUSH, RSSM_KERNEL_SLOTS_TAKE, 1, false, "launching a flush"};
+
+static int64_t size_of(int32_t dtype)
+{
+    return dtype == RSSM_CUDA_DTYPE_f32 ? 4 : 2;
+}
+
+/* Whether each of the rows `row` elements apart starts at a multiple of 16 bytes. */
+static bool starts_at_16(const void *data, int64_t row, int32_t dtype)
+{
+    return (uintptr_t)data % 16 == 0 && row * size_of(dtype) % 16 == 0;
+}
+
+static bool pooled_fits(const rssm_pooled *t, const rssm_pooled *first)
+{
+    return t->dtype == first->dtype && starts_at_16(t->data, t->slot, t->dtype);
+}
+
+static bool layer_fits(const rssm_pool *pool, const operation *op, const rssm_pool_layer *layer,
+                       const rssm_state_layer *host, const rssm_state_layer *first_host)
+{
+    const rssm_pool_layer *first = &pool->layers[0];
+    if (!pooled_fits(&layer->state, &first->state))
+        return false;
+    if (!op->in_place && !starts_at_16(host->state, host->state_row, host->state_dtype))
+        return false;
+    if (op->is_import)
+        return host->state_dtype == first_host->state_dtype;
+    return pool->L == 1 ||
+           (pooled_fits(&layer->k_cache, &first->k_cache) && pooled_fits(&layer->d_cache, &first->k_cache) &&
+            (pool->family != RSSM_FAMILY_KDA || pooled_fits(&layer->g_cache, &first->g_cache)));
+}
+
+/* What slots_tile.cuh is made for. Imports of float32 states are faster without it: there is nothing to fold. */
+static bool fits_tile(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io)
+{
+    const rssm_pool *pool = &cuda->pool;
+    if (pool->K % 32 || pool->V % 16 || (!op->is_import && pool->L > RSSM_CUDA_TILE_RECORDS) ||
+        (int64_t)pool->HV * pool->V * rssm_cuda_parts(pool->K, RSSM_CUDA_STATE_CHANNELS) > MAX_TILE_ROWS ||
+        io->n > MAX_GRID_YZ)
+        return false;
+    if (op->is_import && io->layers[0].state_dtype == RSSM_CUDA_DTYPE_f32)
+        return false;
+    for (int32_t i = 0; i < pool->num_layers; i++)
+        if (!layer_fits(pool, op, &pool->layers[i], &io->layers[i], &io->layers[0]))
+            return false;
+    return true;
+}
+
+static int32_t form_of(const rssm_pool *pool)
+{
+    const bool kda = pool->family == RSSM_FAMILY_KDA;
+    if (pool->layers[0].k_cache.dtype == RSSM_CUDA_DTYPE_bf16)
+        return kda ? RSSM_CUDA_FORM_KDA_BF16 : RSSM_CUDA_FORM_SCALAR_BF16;
+    return kda ? RSSM_CUDA_FORM_KDA : RSSM_CUDA_FORM_SCALAR;
+}
+
+/* How a state is cut: kernels for any shape take tiles of 64 rows of a head, several a block; slots_tile.cuh takes one of rows that
+ * share their keys. */
+static void cut_any(const rssm_cuda *cuda, rssm_cuda_states *args)
 {
     const rssm_pool *pool = &cuda->pool;
     const int64_t tiles =
         rssm_cuda_parts(pool->K, RSSM_CUDA_STATE_CHANNELS) * rssm_cuda_parts(pool->V, RSSM_CUDA_STATE_ROWS);
-    rssm_cuda_states args = {
+    args->state_tiles = (int32_t)(tiles * pool->HV);
+    args->run = tiles_per_block(cuda, args->n, tiles);
+    args->state_blocks = (args->state_tiles + args->run - 1) / args->run;
+}
+
+static void cut_tiles(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io, rssm_cuda_states *args)
+{
+    const rssm_pool *pool = &cuda->pool;
+    const int64_t heads = pool->family == RSSM_FAMILY_KDA ? 1 : pool->HV / pool->H;
+    const int32_t dtype = op->is_import ? io->layers[0].state_dtype : pool->layers[0].state.dtype;
+    const int64_t rows = RSSM_CUDA_TILE_ROWS * (dtype == RSSM_CUDA_DTYPE_f32 ? 1 : 2);
+    args->group_heads = (int32_t)heads;
+    args->group_tiles = (int32_t)rssm_cuda_parts(heads * pool->V, rows);
+    args->state_tiles =
+        (int32_t)(pool->HV / heads * args->group_tiles * rssm_cuda_parts(pool->K, RSSM_CUDA_STATE_CHANNELS));
+    args->run = 1;
+    args->state_blocks = args->state_tiles;
+}
+
+static rssm_cuda_states states_args(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io)
+{
+    const rssm_pool *pool = &cuda->pool;
+    return (rssm_cuda_states){
         .in = judged_by(cuda, io->fault),
         .n = io->n,
         .slots = io->slots,
@@ -127,10 +227,24 @@ static rssm_status run_states(rssm_cuda *cuda, int kernel, const rssm_state_io *
         .spread_step = pool->spread_step,
         .conv_channels = pool->conv_channels,
         .conv_width = pool->conv_width,
-        .state_tiles = (int32_t)(tiles * pool->HV),
-        .run = tiles_per_block(cuda, io->n, tiles),
+        .form = form_of(pool),
+        .state_dtype = pool->layers[0].state.dtype,
+        .record_dtype = pool->layers[0].k_cache.dtype,
+        .in_place = op->in_place,
     };
-    args.state_blocks = (args.state_tiles + args.run - 1) / args.run;
+}
+
+/* All layers, some per launch. channels: of a row's convolution history that is in the kernel's work. */
+static rssm_status run_states(rssm_cuda *cuda, const operation *op, const rssm_state_io *io, int64_t channels,
+                              void *stream, rssm_error *err)
+{
+    const rssm_pool *pool = &cuda->pool;
+    const bool tiles = fits_tile(cuda, op, io);
+    rssm_cuda_states args = states_args(cuda, op, io);
+    if (tiles)
+        cut_tiles(cuda, op, io, &args);
+    else
+        cut_any(cuda, &args);
     rssm_status status = RSSM_OK;
     for (int32_t first = 0; !status && first < pool->num_layers; first += RSSM_CUDA_STATE_LAYERS) {
         args.num_layers = (int32_t)rssm_cuda_at_most(pool->num_layers - first, RSSM_CUDA_STATE_LAYERS);
@@ -139,11 +253,11 @@ static rssm_status run_states(rssm_cuda *cuda, int kernel, const rssm_state_io *
         for (int32_t i = 0; i < args.num_layers; i++)
             args.layer[i] = io->layers[first + i];
         const rssm_cuda_launch how = {
-            .grid = {rssm_cuda_at_most(args.state_blocks + rssm_cuda_parts(history, RSSM_CUDA_HISTORY), MAX_GRID_X),
+            .grid = {rssm_cuda_at_most(args.state_blocks + rssm_cuda_parts(channels, RSSM_CUDA_HISTORY), MAX_GRID_X),
                      rssm_cuda_at_most(io->n, MAX_GRID_YZ), (uint32_t)args.num_layers},
-            .threads = RSSM_CUDA_SLOT_THREADS,
+            .threads = tiles ? RSSM_CUDA_TILE_THREADS : RSSM_CUDA_SLOT_THREADS,
         };
-        status = rssm_cuda_run(cuda, kernel, &how, &args, stream, what, err);
+        status = rssm_cuda_run(cuda, tiles ? op->tile : op->any, &how, &args, stream, op->what, err);
     }
     return status;
 }
@@ -151,20 +265,18 @@ static rssm_status run_states(rssm_cuda *cuda, int kernel, const rssm_state_io *
 rssm_status rssm_cuda_import(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err)
 {
     rssm_cuda *cuda = ctx;
-    int64_t history = (int64_t)cuda->pool.conv_channels * cuda->pool.conv_len;
-    return io->n ? run_states(cuda, RSSM_KERNEL_SLOTS_IMPORT, io, history, stream, "launching an import", err)
-                 : RSSM_OK;
+    int64_t channels = cuda->pool.conv_len > 0 ? cuda->pool.conv_channels : 0;
+    return io->n ? run_states(cuda, &import_states, io, channels, stream, err) : RSSM_OK;
 }
 
 rssm_status rssm_cuda_export(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err)
 {
     rssm_cuda *cuda = ctx;
-    int64_t history = 0;
+    int64_t channels = 0;
     for (int32_t i = 0; i < cuda->pool.num_layers && cuda->pool.conv_len > 0; i++)
         if (io->layers[i].conv)
-            history = (int64_t)cuda->pool.conv_channels * (cuda->pool.conv_width - 1);
-    return io->n ? run_states(cuda, RSSM_KERNEL_SLOTS_EXPORT, io, history, stream, "launching an export", err)
-                 : RSSM_OK;
+            channels = cuda->pool.conv_channels;
+    return io->n ? run_states(cuda, &export_states, io, channels, stream, err) : RSSM_OK;
 }
 
 rssm_status rssm_cuda_flush(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err)
@@ -172,7 +284,7 @@ rssm_status rssm_cuda_flush(void *ctx, const rssm_state_io *io, void *stream, rs
     rssm_cuda *cuda = ctx;
     if (io->n == 0)
         return RSSM_OK;
-    rssm_status status = run_states(cuda, RSSM_KERNEL_SLOTS_FLUSH, io, 0, stream, "launching a flush", err);
+    rssm_status status = run_states(cuda, &flush_states, io, 0, stream, err);
     if (status)
         return status;
     const rssm_cuda_flushed args = {.in = judged_by(cuda, io->fault), .n = io->n, .slots = io->slots};

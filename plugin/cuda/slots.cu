@@ -700,55 +700,103 @@ DEVICE void give_states(const rssm_cuda_states &a, int64_t i, int64_t slot, tile
         give_tiles(a, from, slot, sh, loose());
 }
 
-/* Elements of a block's part of a history. */
-struct part {
-    int64_t first, end;
+/* ---- states: the convolution's history --------------------------------------------------------------------------- */
+
+#define HISTORY_CHANNELS 8 /* of a thread, at once */
+#define HISTORY_COLUMNS  4
+
+/* Lines of `columns` elements, one a channel, that of channel 0 at `start`; column i is element (i + turn) % columns. */
+struct history {
+    void *data;
+    int64_t start;
+    int dtype, columns, turn;
 };
 
-DEVICE part block_part(const rssm_cuda_states &a, int columns)
+DEVICE int64_t column_at(const history &h, int ch, int i)
 {
-    const int64_t first = (blockIdx.x - a.state_blocks) * (int64_t)RSSM_CUDA_HISTORY;
-    return {first + threadIdx.x, min((int64_t)a.conv_channels * columns, first + RSSM_CUDA_HISTORY)};
+    const int column = i + h.turn >= h.columns ? i + h.turn - h.columns : i + h.turn;
+    return h.start + (int64_t)ch * h.columns + column;
+}
+
+/* Columns c0 .. of channels ch, ch + blockDim.x, ...; zeros where there are none. T: as wide as from's elements. */
+template <class T>
+DEVICE void load_columns(const history &from, int ch, int end, int c0, uint32_t raw[HISTORY_CHANNELS][HISTORY_COLUMNS])
+{
+#pragma unroll
+    for (int n = 0; n < HISTORY_CHANNELS; ++n)
+#pragma unroll
+        for (int c = 0; c < HISTORY_COLUMNS; ++c) {
+            const int channel = ch + n * (int)blockDim.x, column = c0 + c;
+            raw[n][c] = 0;
+            if (channel < end && column >= 0 && column < from.columns)
+                raw[n][c] = ((const T *)from.data)[column_at(from, channel, column)];
+        }
+}
+
+DEVICE void store_columns(const history &to, int ch, int end, int c0, int dtype,
+                          const uint32_t raw[HISTORY_CHANNELS][HISTORY_COLUMNS], bool *hit)
+{
+#pragma unroll
+    for (int n = 0; n < HISTORY_CHANNELS; ++n)
+#pragma unroll
+        for (int c = 0; c < HISTORY_COLUMNS; ++c) {
+            const int channel = ch + n * (int)blockDim.x, column = c0 + c;
+            if (channel < end && column < to.columns)
+                store_any(to.data, column_at(to, channel, column), widen(raw[n][c], dtype), to.dtype, hit);
+        }
+}
+
+/* The block's channels: from's last columns to to's last ones, zeros to those before them. */
+DEVICE void move_history(const rssm_cuda_states &a, const history &from, const history &to)
+{
+    const int ahead = to.columns - (from.data ? from.columns : 0);
+    const int64_t first = (blockIdx.x - (int64_t)a.state_blocks) * RSSM_CUDA_HISTORY;
+    const int end = (int)min((int64_t)a.conv_channels, first + RSSM_CUDA_HISTORY);
+    bool hit = false;
+    for (int ch = (int)first + (int)threadIdx.x; ch < end; ch += HISTORY_CHANNELS * (int)blockDim.x)
+        for (int c0 = 0; c0 < to.columns; c0 += HISTORY_COLUMNS) {
+            uint32_t raw[HISTORY_CHANNELS][HISTORY_COLUMNS] = {};
+            if (from.data && is_half_width(from.dtype))
+                load_columns<uint16_t>(from, ch, end, c0 - ahead, raw);
+            else if (from.data)
+                load_columns<uint32_t>(from, ch, end, c0 - ahead, raw);
+            store_columns(to, ch, end, c0, from.dtype, raw, &hit);
+        }
+    state_fault(a.in, hit, RSSM_FAULTBIT_RING);
+}
+
+DEVICE history host_history(const rssm_cuda_states &a, int64_t i)
+{
+    const rssm_state_layer &host = a.layer[blockIdx.z];
+    return {host.conv, i * host.conv_row, host.conv_dtype, a.conv_width - 1, 0};
+}
+
+DEVICE history pool_history(const rssm_cuda_states &a, int64_t slot, int turn)
+{
+    const rssm_pooled conv = a.pool[blockIdx.z].conv;
+    return {conv.data, slot * conv.slot, conv.dtype, a.in.conv_len, turn};
 }
 
 /* The last w - 1 inputs of each channel, the oldest first, to the host's row i. */
 DEVICE void take_history(const rssm_cuda_states &a, int64_t i, int64_t slot)
 {
-    const rssm_state_layer &host = a.layer[blockIdx.z];
-    const rssm_pooled conv = a.pool[blockIdx.z].conv;
     const slot_cursor c = load_cursor(a.in, slot);
-    if (!cursor_is_good(a.in, c) || !host.conv) /* the state's tiles have marked the fault */
-        return;
-    const int taps = a.conv_width - 1, columns = a.in.conv_len;
-    bool hit = false;
-    const part p = block_part(a, taps);
-    for (int64_t e = p.first; e < p.end; e += THREADS) {
-        const int column = c.conv - taps + (int)(e % taps);
-        const int64_t from = slot * conv.slot + e / taps * columns + (column < 0 ? column + columns : column);
-        store_any(host.conv, i * host.conv_row + e, load_any(conv.data, from, conv.dtype), host.conv_dtype, &hit);
-    }
-    state_fault(a.in, hit, RSSM_FAULTBIT_RING);
+    const history to = host_history(a, i);
+    if (to.data && cursor_is_good(a.in, c)) /* the state's tiles mark the fault */
+        move_history(a, pool_history(a, slot, c.conv), to);
 }
 
-/* The host's row i to where a cursor of 0 has it: the last columns; zeros to the others. */
+/* The host's row i to where a cursor of 0 has it: the last columns. */
 DEVICE void give_history(const rssm_cuda_states &a, int64_t i, int64_t slot)
 {
-    const rssm_state_layer &host = a.layer[blockIdx.z];
-    const rssm_pooled conv = a.pool[blockIdx.z].conv;
-    const int taps = a.conv_width - 1, columns = a.in.conv_len;
-    bool hit = false;
-    const part p = block_part(a, columns);
-    for (int64_t e = p.first; e < p.end; e += THREADS) {
-        const int tap = (int)(e % columns) - (columns - taps);
-        const int64_t from = i * host.conv_row + e / columns * taps + tap;
-        const float x = host.conv && tap >= 0 ? load_any(host.conv, from, host.conv_dtype) : 0.0f;
-        store_any(conv.data, slot * conv.slot + e, x, conv.dtype, &hit);
-    }
-    state_fault(a.in, hit, RSSM_FAULTBIT_RING);
+    move_history(a, host_history(a, i), pool_history(a, slot, 0));
 }
 
-DEVICE void fresh_cursor(const rssm_cuda_states &a, int64_t slot)
+/* An imported slot's cursor, by one thread of all. */
+DEVICE void give_cursor(const rssm_cuda_states &a, int64_t slot)
 {
+    if (!a.first || blockIdx.x || blockIdx.z || threadIdx.x)
+        return;
     int32_t *const cursor = a.in.cursor + slot * a.in.cursor_slot;
     cursor[0] = cursor[1] = cursor[2] = 0;
     cursor[3] = (int32_t)(slot % a.in.L * a.spread_step % a.in.L);
@@ -766,6 +814,10 @@ DEVICE int64_t judge_entry(const rssm_cuda_states &a, int64_t i, bool is_written
     }
     return slot;
 }
+
+#include "slots_tile.cuh"
+
+/* ---- states: any shape ------------------------------------------------------------------------------------------- */
 
 /* x = tile of a state or, from state_blocks on, part of a history, y = which entry, z = layer. */
 extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_export(const __grid_constant__ rssm_cuda_states a)
@@ -794,8 +846,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_import(const
             give_states(a, i, slot, &sh);
         else
             give_history(a, i, slot);
-        if (a.first && blockIdx.x == 0 && blockIdx.z == 0 && threadIdx.x == 0)
-            fresh_cursor(a, slot);
+        give_cursor(a, slot);
         __syncthreads();
     }
 }

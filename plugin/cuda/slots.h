@@ -9,9 +9,15 @@ enum {
     RSSM_CUDA_STATE_LAYERS = 48,    /* layers per launch: arguments are at most 4 KB  */
     RSSM_CUDA_STATE_ROWS = 64,      /* a block's tile of a state [V, K]: 64 x 128     */
     RSSM_CUDA_STATE_CHANNELS = 128, /*                                                */
-    RSSM_CUDA_HISTORY = 2048,       /* elements of a block's part of a conv history   */
-    RSSM_CUDA_SLOT_THREADS = 256
+    RSSM_CUDA_HISTORY = 1024,       /* channels of a block's part of a conv history   */
+    RSSM_CUDA_SLOT_THREADS = 256,
+    RSSM_CUDA_TILE_THREADS = 128, /* of slots_tile.cuh                                                     */
+    RSSM_CUDA_TILE_ROWS = 64,     /* that its blocks take at once; twice as many where elements are halves */
+    RSSM_CUDA_TILE_RECORDS = 16   /* its longest ring                                                      */
 };
+
+/* What a ring holds: one gate a head or KDA's, and whether d and k are bfloat16. */
+enum { RSSM_CUDA_FORM_SCALAR_BF16, RSSM_CUDA_FORM_KDA_BF16, RSSM_CUDA_FORM_SCALAR, RSSM_CUDA_FORM_KDA };
 
 /* What every slot operation needs to judge a slot. */
 typedef struct rssm_cuda_slots {
@@ -44,8 +50,12 @@ typedef struct rssm_cuda_states {
     int32_t family, H, HV, K, V;
     int32_t transposed, decay_is_A, spread_step;
     int32_t conv_channels, conv_width;
-    int32_t state_tiles, run;   /* tiles of a slot's state; of a block */
-    int32_t state_blocks, pad_; /* blockIdx.x below it: `run` tiles each; from it on: parts of the history */
+    int32_t state_tiles, run; /* tiles of a slot's state; of a block */
+    int32_t state_blocks;     /* blockIdx.x below it: `run` tiles each; from it on: parts of the history */
+    /* For slots_tile.cuh: */
+    int32_t form, state_dtype, record_dtype; /* RSSM_CUDA_FORM_*; types of the pool                         */
+    int32_t group_heads, group_tiles;        /* value heads that share keys; tiles down their rows          */
+    int32_t in_place;                        /* a flush                                                     */
     rssm_state_layer layer[RSSM_CUDA_STATE_LAYERS];
 } rssm_cuda_states;
 

@@ -1,6 +1,7 @@
 /* The tuned step: one block per (row, VT consecutive state rows), for fixed K and V.
  *
- * VT rows are a part of one value head's state, or those of several heads that share a key head. A step is bound by
+ * VT rows are a part of one value head's state, or those of several heads that share a key head; a warp has rows of one
+ * head or half of its rows from each of two. A step is bound by
  * the bytes of the state, so the order of things is
  *   1. ask for the row's slot; meanwhile ask for the inputs and form every address but the slot's share of it. A block
  *      asks for no bytes while it computes addresses, so what stands between the slot and the next requests is kept short;
@@ -16,7 +17,7 @@
  *      given, else as three bfloat16 terms (1.4e-7, fp32's own order);
  *   5. the output; then either the record goes to the ring, or all records and the token fold into the state on the way
  *      from shared to global memory: with a bfloat16 ring the records as one product on tensor cores, k_j and d_j as many
- *      bfloat16 terms as the state's dtype asks for, else as a product of rank count + 1 by fp32 FMAs.
+ *      bfloat16 terms as the state's dtype asks for, and the token's as another; else as a product of rank count + 1 by FMAs.
  *
  * Work is laid out so that sums stay in one warp. Lane = (r, c), r = lane % 4, c = lane / 4: an mma fragment's.
  *   inputs  warp w has channels w*K/NW .. , lane by lane
@@ -286,6 +287,25 @@ template <int TERMS, int DV> DEVICE void fold_left(uint32_t a[TERMS][(DV + 1) / 
     }
 }
 
+/* The left operand of a product of depth 8 that adds one record: its d as up to three bfloat16 terms, in as many columns; the
+ * right one has the record's key in each of those. What is beyond bfloat16's range stays finite in the first term. */
+template <int TERMS> DEVICE uint32_t token_left(float d, int r)
+{
+    bool hit = false;
+    float rest[2] = {saturate(d, BF16, &hit), 0.0f}, back[2];
+    uint32_t columns[2] = {narrow2(rest, bf16_state()), 0};
+    if (TERMS > 1) {
+        widen2(columns[0], back, bf16_state());
+        rest[0] = d - back[0];
+        const uint32_t next = narrow2(rest, bf16_state());
+        columns[0] |= next << 16;
+        widen2(next, back, bf16_state());
+        rest[0] -= back[0];
+        columns[1] = TERMS > 2 ? narrow2(rest, bf16_state()) : 0;
+    }
+    return r == 0 ? columns[0] : r == 1 ? columns[1] : 0;
+}
+
 /* Where record j lies among the 16 of a fold on tensor cores: fold_left()'s order. */
 DEVICE int record_place(int j)
 {
@@ -403,7 +423,7 @@ DEVICE int load_place(const rssm_step &s, int i, row_ahead *a)
     if (!s.rows)
         return i;
     int row = i;
-    if (s.B >= RSSM_CUDA_ORDER_MIN && s.B <= RSSM_CUDA_ORDER_MAX) {
+    if (s.B >= RSSM_CUDA_ORDER_MIN && s.B <= RSSM_CUDA_ORDER_MAX && s.B * s.HV * s.V <= RSSM_CUDA_ORDER_WORK) {
         const int4 x = ((const int4 *)(s.rows + offset(i, s.rows_row)))[1];
         row = row_at(s, i, x.y, x.w);
     }
@@ -453,7 +473,11 @@ DEVICE void step_tile(const rssm_step &s)
     constexpr int DV = WR > 16 ? 4 : WR > 8 ? 2 : 1; /* d's of a lane per ring row */
     constexpr int NS = 16 * NQ;                      /* scores */
     constexpr int NREC = RSSM_CUDA_NREC(RING);
-    constexpr bool MMA = ST::DTYPE == BF16;
+    /* A warp may have the end of one head and the beginning of the next, half of its rows each: lanes of c < 4 are the first
+     * one's, the others the second one's, in all that a head has of its own. */
+    constexpr bool TWO_HEADS = VT > V && V % WR != 0;
+    /* The readout of a bfloat16 state on tensor cores; with one vector to meet, FMAs are as fast and take fewer registers. */
+    constexpr bool MMA = ST::DTYPE == BF16 && !TWO_HEADS;
     constexpr int TERMS = RSSM_CUDA_X_TERMS(FAMILY, DT); /* bfloat16 terms of x */
     /* Scores on tensor cores, from k_j, q and k as given; the records' part of the readouts, from d_j as given. */
     constexpr bool SCORE_MMA = RSSM_CUDA_SCORE_IS_MMA(FAMILY, RING, DT), RECORD_MMA = RING && DT == BF16;
@@ -469,7 +493,8 @@ DEVICE void step_tile(const rssm_step &s)
     constexpr bool FOLD_LATE = FOLD_MMA && !MMA;          /* the x_q are read until the readout is done */
     constexpr bool FOLD_FLOAT = FOLD_MMA && K_TERMS == 3; /* k_j lie as floats [K][16], terms are formed in the fold */
     constexpr int KB = K + 8;                             /* padded row of a record */
-    static_assert(VT % (4 * NW) == 0 && (V % VT == 0 || (VT % V == 0 && V % WR == 0)), "rows");
+    static_assert(VT % (4 * NW) == 0 && (V % VT == 0 || VT % V == 0), "rows");
+    static_assert(!TWO_HEADS || (WR == 32 && V % 16 == 0 && NQ == 1 && FOLD_MMA), "two heads in a warp");
     static_assert(K % (8 * CHUNK) == 0 && CH >= 2 && WR <= (MMA ? 32 : 64), "channels");
 
     extern __shared__ __align__(128) unsigned char shared[];
@@ -509,23 +534,25 @@ DEVICE void step_tile(const rssm_step &s)
     const int k_dtype = DT && RING ? DT : s.k_cache.dtype, d_dtype = DT && RING ? DT : s.d_cache.dtype;
 
     const int t = threadIdx.x, w = t >> 5, lane = t & 31;
-    const int r = lane & 3, c = lane >> 2;          /* records and mma fragments */
-    const int tr = lane >> 3, tc = lane & 7;        /* the slice, by FMAs */
-    const uint32_t row0 = blockIdx.x * VT + w * WR; /* the warp's first row of [HV * V] */
-    const int hv = row0 / V, hb = (uint32_t)(w * WR) / HEAD;
+    const int r = lane & 3, c = lane >> 2;             /* records and mma fragments */
+    const int tr = lane >> 3, tc = lane & 7;           /* the slice, by FMAs */
+    const uint32_t row0 = blockIdx.x * VT + w * WR;    /* the warp's first row of [HV * V] */
+    const uint32_t half = TWO_HEADS ? c >> 2 << 4 : 0; /* my head is that of this row of the warp */
+    const int hv = (row0 + half) / V, hb = (uint32_t)(w * WR + half) / HEAD;
     constexpr int NRP = NR > 4 ? 8 : NR > 2 ? 4 : NR;
     constexpr int DUP = MMA ? (WR > 16 ? 1 : WR > 8 ? 2 : 4) : 8 / NRP;
     /* My state row within the warp, and which of its DUP lanes I am. Where rows come in powers of two that is lane / DUP. */
     const int dup = lane % DUP, local = MMA || NR == NRP ? lane / DUP : tr * NR + tc / DUP;
     const bool mine = MMA || NR == NRP ? local < WR : tc / DUP < NR;
     const uint32_t my_v = row0 + local; /* in a [HV, V] tensor */
-    const uint32_t h = key_head(s, hv);
+    const uint32_t h = key_head(s, row0 / V);
     const bool scorer = SW == NW || w < SW;
     const int lch = w * WK + lane;                                /* my first input channel, then every 32nd */
     const int ch0 = w * WK + (SCORE_MMA ? r * (WK / 4) : c * CH); /* my channels for the scores */
     const bool has_d = DV * c < WR;
-    const int rv0 = row0 % V;               /* within the head */
-    const bool leader = w * WR % HEAD == 0; /* first warp of a head: sees to its scalars */
+    const int rv0 = row0 - hv * V;                   /* within the head; -16 where that begins in the warp */
+    const bool leader = (w * WR + half) % HEAD == 0; /* the warp where a head begins sees to its scalars, */
+    const bool chief = leader && lane % (TWO_HEADS ? 16 : 32) == 0; /* one lane of it stores them */
     unsigned char *const my_slice = tile + w * WR * K * ST::BYTES;
     const uint32_t R = s.R;
     unsigned char *state_g = (unsigned char *)s.state.data + (uint64_t)((uint32_t)row0 * K) * ST::BYTES;
@@ -650,7 +677,7 @@ DEVICE void step_tile(const rssm_step &s)
                     g[lch + n * 32] = g_mine[n];
             }
         }
-        if (FAMILY != KDA && leader && lane == 0)
+        if (FAMILY != KDA && chief)
             *g = num.gate;
         raise_fault(s, hit, RSSM_FAULTBIT_RING);
         hit = false;
@@ -697,7 +724,7 @@ DEVICE void step_tile(const rssm_step &s)
         }
         if (FAMILY != MAMBA2)
             beta = sigmoid(widen(b_raw, b_dtype)) * s.beta_scale;
-        if (lane == 0)
+        if (chief)
             *(float4 *)(head_s + hb * 4) = make_float4(gate, beta, decay_rate, 0.0f);
     }
     sum_over_lanes<4, 16, 1>(sums, lane); /* lanes 8i .. 8i+7 have sum i */
@@ -854,7 +881,8 @@ DEVICE void step_tile(const rssm_step &s)
 
     /* 5. The numbers that multiply the sums. */
     num = sum_token<FAMILY, SW>(s, red_s, head_s + hb * 4);
-    if (!flush)
+    constexpr bool APPEND_NOW = WR <= 16 || !MMA || V <= WR; /* else later: that spills fewer registers */
+    if (APPEND_NOW && !flush)
         append_key();
     const float e_token = FAMILY == KDA ? 1.0f : exp2_approx(decay_rate_of<FAMILY>(head_s + hb * 4) * num.gate * LOG2E);
 
@@ -879,11 +907,16 @@ DEVICE void step_tile(const rssm_step &s)
 #pragma unroll
         for (int n = 0; n < 4; ++n)
             x[n] *= dec[n];
-        pick_term<3>(b, x, c / NQ);
+        pick_term<3>(b, x, TWO_HEADS ? c & 3 : c / NQ);
         record_operand<DV>(a, rd_raw);
 #pragma unroll
         for (int m = 0; m < MT; ++m)
             mma_bf16(rec[m], a[m][0], a[m][1], a[m][2], a[m][3], b[0], b[1]);
+        if (TWO_HEADS && r >> 1 != c >> 2) { /* columns 0 .. 3 are of the first head's scores, 4 .. 7 of the second's */
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+                rec[m][0] = rec[m][1] = rec[m][2] = rec[m][3] = 0.0f;
+        }
     } else if (replay) {
         float score[NQ][4], part[DV * NQ], dj[4][DV];
         widen_rows<DV>(rd_raw, dj, d_dtype); /* zero beyond count */
@@ -920,10 +953,14 @@ DEVICE void step_tile(const rssm_step &s)
     const auto store_token_key = [&]() { /* the last record's */
 #pragma unroll
                                          for (int n = 0; n < KT; ++n)
-                                             if (scorer && (WK % 32 == 0 || lane < WK))
-                                                 *(FOLD_MMA ? kt_s + lch + n * 32
-                                                            : w_s + count * K + spread<CHUNK>(lch + n * 32)) =
-                                                     round_to(k_mine[n] * num.k_scale, k_dtype, &hit);
+                                             if (scorer && (WK % 32 == 0 || lane < WK)) {
+                                                 const float k = round_to(k_mine[n] * num.k_scale, k_dtype, &hit);
+                                                 if (FOLD_MMA) /* a bfloat16, twice */
+                                                     kt_s[fold_column<CHUNK>(lch + n * 32)] =
+                                                         __uint_as_float(__float_as_uint(k) | __float_as_uint(k) >> 16);
+                                                 else
+                                                     w_s[count * K + spread<CHUNK>(lch + n * 32)] = k;
+                                             }
     };
     if (flush && !FOLD_LATE) { /* block-uniform */
         store_token_key();
@@ -1055,6 +1092,8 @@ DEVICE void step_tile(const rssm_step &s)
 
     /* 8a. The record's d goes to the ring, to a row that nobody reads in this launch. */
     if (RING && !flush) {
+        if (!APPEND_NOW)
+            append_key();
         if (mine && dup == 0)
             store_any(append_d, 0, d, d_dtype, &hit);
         raise_fault(s, hit, RSSM_FAULTBIT_RING);
@@ -1095,9 +1134,19 @@ DEVICE void step_tile(const rssm_step &s)
         uint32_t a[D_TERMS][TILES][4];
         if (replay)
             fold_left<D_TERMS, DV>(a, dj);
+        constexpr int TOKEN_TERMS = FAMILY == MAMBA2 ? D_TERMS : 1; /* its d is a bfloat16, times dt for Mamba-2 */
+        uint32_t top = 0, at[TILES][2]; /* the token's d, left operand of a product of depth 8 */
+#pragma unroll
+        for (int m = 0; m < TILES; ++m)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                at[m][i] = token_left<TOKEN_TERMS>(dt_s[w * WR + DV * c + 2 * m + i], r);
 #pragma unroll 1
         for (int ch = 0; ch < K; ch += 32) {
-            uint32_t b[K_TERMS][8];
+            uint32_t b[K_TERMS][8], bt[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n)
+                bt[n] = __float_as_uint(kt_s[ch + n * 8 + c]);
             if (replay && FOLD_FLOAT) {
 #pragma unroll
                 for (int n = 0; n < 4; ++n) {
@@ -1118,8 +1167,10 @@ DEVICE void step_tile(const rssm_step &s)
             for (int m = 0; m < TILES; ++m) {
                 float acc[4][4];
 #pragma unroll
-                for (int n = 0; n < 4; ++n)
+                for (int n = 0; n < 4; ++n) {
                     acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
+                    mma_bf16_short(acc[n], at[m][0], at[m][1], bt[n]);
+                }
                 if (replay) {
 #pragma unroll
                     for (int i = K_TERMS * D_TERMS - 1; i >= 0; --i) { /* small terms first */
@@ -1132,25 +1183,32 @@ DEVICE void step_tile(const rssm_step &s)
                 }
 #pragma unroll
                 for (int n = 0; n < 8 / CHUNK; ++n) { /* chunks of a row among these channels */
-                    const int at = ch + n * 16 + r * CHUNK;
-                    float e[CHUNK], k[CHUNK];
+                    const int mine_ch = ch + n * 16 + r * CHUNK;
+                    float e[CHUNK];
                     if (FAMILY == KDA)
-                        fetch_spread<CHUNK, CHUNK>(e, e_s, at);
-                    load_floats<CHUNK>(k, kt_s + at);
+                        fetch_spread<CHUNK, CHUNK>(e, e_s, mine_ch);
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const int v = DV * c + 2 * m + i;
-                        const float dv = dt_s[w * WR + v];
                         float x[CHUNK];
-                        widen_chunk(*(const uint4 *)(my_slice + (v * K + at) * ST::BYTES), x, ST());
+                        widen_chunk(*(const uint4 *)(my_slice + (v * K + mine_ch) * ST::BYTES), x, ST());
 #pragma unroll
                         for (int p = 0; p < CHUNK; ++p)
-                            x[p] =
-                                x[p] * (FAMILY == KDA ? e[p] : e_all) + (acc[n * 2 + p / 2][2 * i + p % 2] + dv * k[p]);
-                        __stcs((uint4 *)(slice_g + (v * K + at) * ST::BYTES), narrow_chunk(x, &hit, ST()));
+                            x[p] = x[p] * (FAMILY == KDA ? e[p] : e_all) + acc[n * 2 + p / 2][2 * i + p % 2];
+                        __stcs((uint4 *)(slice_g + (v * K + mine_ch) * ST::BYTES), narrow_quickly(x, &top, ST()));
                     }
                 }
             }
+        }
+        if (had_infinite(top, ST())) { /* rare; what I stored myself I can read */
+            hit = true;
+#pragma unroll 1
+            for (int at_ch = r * CHUNK; at_ch < K; at_ch += 4 * CHUNK)
+#pragma unroll 1
+                for (int v = DV * c; v < DV * c + DV; ++v) {
+                    uint4 *const x = (uint4 *)(slice_g + (v * K + at_ch) * ST::BYTES);
+                    *x = without_infinite(*x, ST());
+                }
         }
     } else {
         const float *const my_d = d_s + (w * NREC * 4 + tr) * NRV;

@@ -13,9 +13,10 @@
 #include "core/step.h"
 #include <stdint.h>
 
-#define RSSM_CUDA_MAX_RING  16 /* L of a tuned kernel */
-#define RSSM_CUDA_ORDER_MIN 12 /* rows of a call for which rows[i][7] is looked at */
-#define RSSM_CUDA_ORDER_MAX 192
+#define RSSM_CUDA_MAX_RING   16 /* L of a tuned kernel */
+#define RSSM_CUDA_ORDER_MIN  12 /* rows of a call for which rows[i][7] is looked at */
+#define RSSM_CUDA_ORDER_MAX  768
+#define RSSM_CUDA_ORDER_WORK (192 * 32 * 128) /* state rows of the call, B HV V, up to which it is */
 
 #define RSSM_CUDA_GENERAL_ROWS    32 /* state rows per block of the general kernel */
 #define RSSM_CUDA_GENERAL_THREADS 128
@@ -44,11 +45,13 @@
 /* bfloat16 terms of the vectors that meet the state: 1 where q and k enter as given. */
 #define RSSM_CUDA_X_TERMS(family, io)            ((io) != 2 || (family) == 1 ? 3 : 1)
 #define RSSM_CUDA_SCORE_IS_MMA(family, ring, io) ((ring) && (io) == 2 && (family) != 1)
-#define RSSM_CUDA_HALVES(family, dtype, K, ring, io)                             \
-    (RSSM_CUDA_READOUTS(family) * ((K) + 32) *                                   \
-     ((dtype) == 2                               ? RSSM_CUDA_X_TERMS(family, io) \
-      : RSSM_CUDA_SCORE_IS_MMA(family, ring, io) ? 1                             \
-                                                 : 0))
+/* Rows of those vectors, padded but for the last one: 64 bytes more, and five blocks of KDA would not fit. */
+#define RSSM_CUDA_X_HALVES(rows, K) ((rows) == 0 ? 0 : (rows) * ((K) + 32) - 32)
+#define RSSM_CUDA_HALVES(family, dtype, K, ring, io)                                                  \
+    RSSM_CUDA_X_HALVES(RSSM_CUDA_READOUTS(family) * ((dtype) == 2 ? RSSM_CUDA_X_TERMS(family, io)     \
+                                                     : RSSM_CUDA_SCORE_IS_MMA(family, ring, io) ? 1   \
+                                                                                                : 0), \
+                       K)
 #define RSSM_CUDA_SMEM(family, dtype, K, VT, NT, ring, io)                                      \
     ((VT) * (K) * ((dtype) == 1 ? 4 : 2) + RSSM_CUDA_FOLD(family, dtype, K, VT, NT, ring, io) + \
      RSSM_CUDA_TOKEN(family, K, VT, NT, ring, io) + 4 * ((family) == 1 ? (K) : 0) +             \
@@ -69,12 +72,14 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
  * The first variant of a shape is taken that fits and has at least `fill` blocks per SM to run; where none has, the one
  * with the smallest tile. The figures are measured (H200): 128 rows per block win from about 3 blocks per SM on, half of
  * that below; five blocks per SM instead of four gain 2 to 4 % with a 16-bit state, 6 % with 64 rows of fp32. Smaller
- * tiles than these lose everywhere in ring kernels, and only there: each block does its head's scores anew. */
+ * tiles than these lose everywhere in ring kernels, and only there: each block does its head's scores anew. Two heads of 80
+ * rows make a block of five warps of 32 (one head: of 16 rows each, 4 to 15 % slower from 8 rows of 128 heads on). */
 #define RSSM_CUDA_LIST_DELTA(X, family, most)           \
     RSSM_CUDA_LIST_DELTA32(X, family, bf16)             \
     RSSM_CUDA_LIST_DELTA32(X, family, any)              \
     RSSM_CUDA_LIST_DELTA16(X, family, bf16, bf16, most) \
     RSSM_CUDA_LIST_DELTA16(X, family, bf16, any, 4)     \
+    RSSM_CUDA_LIST_DELTA16(X, family, f16, bf16, most)  \
     RSSM_CUDA_LIST_DELTA16(X, family, f16, any, 4)
 #define RSSM_CUDA_LIST_DELTA32(X, family, io)          \
     X(family, f32, 128, 128, 128, 128, ring, io, 3, 3) \
@@ -85,7 +90,7 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
     X(family, st, 128, 128, 128, 128, ring, io, most, 3) \
     X(family, st, 128, 128, 64, 128, ring, io, 5, 0)     \
     X(family, st, 128, 128, 64, 128, rw, io, 5, 12)      \
-    X(family, st, 128, 128, 128, 128, rw, io, 5, 1)      \
+    X(family, st, 128, 128, 128, 128, rw, io, 5, 3)      \
     X(family, st, 128, 128, 32, 128, rw, io, 5, 0)
 
 #define RSSM_CUDA_LIST_KDA(X) RSSM_CUDA_LIST_DELTA(X, kda, 5)
@@ -93,9 +98,13 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
 #define RSSM_CUDA_LIST_MAMBA2(X)           \
     RSSM_CUDA_LIST_M2_32(X, bf16, 5)       \
     RSSM_CUDA_LIST_M2_32(X, any, 4)        \
+    RSSM_CUDA_LIST_M2_80(X, bf16)          \
+    RSSM_CUDA_LIST_M2_80(X, f16)           \
     RSSM_CUDA_LIST_M2_16(X, bf16, bf16, 5) \
+    RSSM_CUDA_LIST_M2_16(X, f16, bf16, 5)  \
     RSSM_CUDA_LIST_M2_16(X, bf16, any, 4)  \
     RSSM_CUDA_LIST_M2_16(X, f16, any, 4)
+#define RSSM_CUDA_LIST_M2_80(X, st) X(mamba2, st, 128, 80, 160, 160, ring, bf16, 4, 3)
 #define RSSM_CUDA_LIST_M2_32(X, io, most)               \
     X(mamba2, f32, 128, 64, 64, 128, ring, io, most, 0) \
     X(mamba2, f32, 128, 80, 80, 160, ring, io, 4, 0)    \

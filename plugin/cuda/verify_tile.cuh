@@ -1,4 +1,4 @@
-/* The tuned verify: one block per (row, VT consecutive state rows), K = 128, inputs, output and ring bfloat16.
+/* The tuned verify of GDN and Mamba-2 (verify_kda.cuh is KDA's): one block per (row, VT consecutive state rows), K = 128, inputs, output and ring bfloat16.
  *
  * The window's tokens meet the state as a matrix. With x_t the vectors q_t and k_t (Mamba-2: C_t), S_0 the checkpoint, m
  * records (d_j, k_j) before the window and P_t the product of the window's decays up to t, for a state row v
@@ -12,8 +12,7 @@
  *      registers of step 3, stored, and read as it was rounded; then m = 0 for the rest;
  *   5. one lane per state row: the drafts' part, which is a forward substitution d_t <- d_0 .. d_{t-1} in the delta
  *      families (later tokens see d_i and k_i rounded to the ring), and in Mamba-2, whose d are its inputs, one more product.
- * KDA's gates are per channel: P_t, E and e_j go into X and the keys first (a thread per channel, two bfloat16 terms each),
- * and the drafts' scores are summed from products of gates between them. exp(-G) is never formed.
+ * These families have one gate per head, so q and k enter as given: P_t, E, e_j and the norms multiply the sums.
  *
  * A lane is (r, c) = (lane % 4, lane / 4), as in mma fragments; the warp's state row DV c + 2 m + i is row c + 8 i of its
  * m-th tile. Records are columns of that operand in the order record_row() says. What lies beyond `count` in the ring and
@@ -36,32 +35,28 @@ template <int FAMILY_, class STATE_, int V_, int VT_, int TB_> struct verify_sha
         FAMILY = FAMILY_,
         V = V_,
         VT = VT_,
-        TB = TB_,                                           /* tokens of the longest window */
-        NVEC = RSSM_VERIFY_VECTORS(FAMILY_, TB_),           /* columns of X: q_0 .. then k_0 .. */
-        NT = NVEC / 8,                                      /* their mma tiles */
-        SM = (NVEC + 15) / 16,                              /* the same as rows */
-        ND = TB_ > 8 ? 2 : 1,                               /* mma tiles of drafts */
-        WR = VT_ / VNW,                                     /* state rows of a warp */
-        DV = WR / 8,                                        /* of a lane */
-        MT = WR / 16,                                       /* mma tiles of state rows */
-        DW = DV / 2,                                        /* words of a lane's d per record */
-        HEADS = RSSM_VERIFY_HEADS(V_, VT_),                 /* of a block; they share their key head */
-        BYTES = STATE::BYTES,                               /* of a state element */
-        CHUNK = STATE::CHUNK,                               /* state elements in 16 bytes */
-        SPLIT = STATE::DTYPE == F32,                        /* the state is two tf32 terms */
-        X_TERMS = RSSM_VERIFY_X_TERMS(FAMILY_),             /* bfloat16 terms of X */
-        K_TERMS = RSSM_CUDA_K_TERMS(FAMILY_, STATE::DTYPE), /* of the keys in a fold */
-        D_TERMS = FAMILY_ == KDA ? 1
-                  : SPLIT        ? 3
-                                 : 2,         /* of the d in a fold */
-        STAGE = NVEC + 4,              /* floats of a state row's sums, padded */
-        CHAINS = MT * NT <= 2 ? 2 : 1, /* of products that wait for each other, per tile */
-        HEAD_FLOATS = RSSM_VERIFY_HEAD_FLOATS(FAMILY_, TB_),
+        TB = TB_,                                 /* tokens of the longest window */
+        NVEC = RSSM_VERIFY_VECTORS(FAMILY_, TB_), /* columns of X: q_0 .. then k_0 .. */
+        NT = NVEC / 8,                            /* their mma tiles */
+        SM = (NVEC + 15) / 16,                    /* the same as rows */
+        ND = TB_ > 8 ? 2 : 1,                     /* mma tiles of drafts */
+        WR = VT_ / VNW,                           /* state rows of a warp */
+        DV = WR / 8,                              /* of a lane */
+        MT = WR / 16,                             /* mma tiles of state rows */
+        DW = DV / 2,                              /* words of a lane's d per record */
+        HEADS = RSSM_VERIFY_HEADS(V_, VT_),       /* of a block; they share their key head */
+        BYTES = STATE::BYTES,                     /* of a state element */
+        CHUNK = STATE::CHUNK,                     /* state elements in 16 bytes */
+        SPLIT = STATE::DTYPE == F32,              /* the state is two tf32 terms */
+        D_TERMS = SPLIT ? 3 : 2,                  /* bfloat16 terms of the d in a fold */
+        STAGE = NVEC + 4,                         /* floats of a state row's sums, padded */
+        CHAINS = MT * NT <= 2 ? 2 : 1,            /* of products that wait for each other, per tile */
+        HEAD_FLOATS = RSSM_VERIFY_HEAD_FLOATS(TB_),
         /* Shared memory, bytes. */
-        VEC_AT = VT_ * VK * BYTES,                    /* [X_TERMS][NVEC][VKB] bf16 */
-        KEYS_AT = VEC_AT + 2 * X_TERMS * NVEC * VKB,  /* [K_TERMS][16][VKB] bf16, fold_column() */
-        DRAFTS_AT = KEYS_AT + 2 * K_TERMS * 16 * VKB, /* [DRAFTS][VKB] bf16 */
-        SUMS_AT = DRAFTS_AT + 2 * RSSM_VERIFY_DRAFTS(FAMILY_, TB_) * VKB,
+        VEC_AT = VT_ * VK * BYTES,          /* [NVEC][VKB] bf16 */
+        KEYS_AT = VEC_AT + 2 * NVEC * VKB,  /* [16][VKB] bf16, fold_column() */
+        DRAFTS_AT = KEYS_AT + 2 * 16 * VKB, /* [DRAFTS][VKB] bf16 */
+        SUMS_AT = DRAFTS_AT + 2 * RSSM_VERIFY_DRAFTS(TB_) * VKB,
         TOKEN_AT = SUMS_AT + 4 * RSSM_VERIFY_SUMS(FAMILY_, TB_), /* [TB] q's and k's scale, q.k as given */
         HEAD_AT = TOKEN_AT + 16 * TB_,                           /* [HEADS][HEAD_FLOATS] */
         BAR_AT = HEAD_AT + 4 * HEADS * HEAD_FLOATS,
@@ -73,7 +68,7 @@ template <int FAMILY_, class STATE_, int V_, int VT_, int TB_> struct verify_sha
         TOTAL = BETA + TB_,  /* E */
         DECAY = TOTAL + 4    /* [TB t][TB i] decay(i, t); Mamba-2: times dt_i */
     };
-    static_assert(END == RSSM_VERIFY_SMEM(FAMILY_, STATE::DTYPE, V_, VT_, TB_), "RSSM_VERIFY_SMEM");
+    static_assert(END == RSSM_VERIFY_TILE_SMEM(FAMILY_, STATE::DTYPE, V_, VT_, TB_), "RSSM_VERIFY_TILE_SMEM");
     static_assert(WR * STAGE * 4 + TB * TB * 4 <= WR * VK * BYTES, "the sums take the place of the state");
     static_assert(WR == 16 || WR == 32, "rows");
 };
@@ -124,8 +119,6 @@ template <class S> DEVICE unsigned char *slice_of(const verify_view &p)
 /* The drafts' scores, one copy per warp: [pair (i, t), i < t][q, k], pair = t (t - 1) / 2 + i. */
 template <class S> DEVICE float *score_of(const verify_view &p)
 {
-    if (S::FAMILY == KDA)
-        return (float *)(slice_of<S>(p) + S::WR * S::STAGE * 4);
     return sums_of<S>(p) + p.w * S::TB * S::TB;
 }
 
@@ -146,7 +139,7 @@ DEVICE int ring_at(const rssm_step &s, const verify_view &p, int j)
 template <class S> struct verify_bases {
     const unsigned char *state; /* of slot 0, the warp's rows */
     const uint16_t *d, *k;      /* of slot 0, ring row 0: the lane's state rows; the key head */
-    const float *g;             /* likewise; KDA: the thread's channel */
+    const float *g;             /* likewise */
     const uint16_t *q_in, *k_in, *a_in, *b_in, *v_in, *z_in, *x_in; /* of token 0 */
     uint32_t rate, bias, skip;                                      /* A_log, dt_bias, D, asked for */
 };
@@ -159,21 +152,19 @@ template <class S> DEVICE const uint16_t *input_of(const rssm_input &x, int at)
 template <class S> DEVICE verify_bases<S> bases_of(const rssm_step &s, const verify_view &p)
 {
     verify_bases<S> b;
-    const int head = S::FAMILY == KDA ? 0 : p.lane >> 4, hv = p.hv + (head < S::HEADS ? head : 0);
+    const int head = p.lane >> 4, hv = p.hv + (head < S::HEADS ? head : 0);
     b.state = (const unsigned char *)s.state.data + (int64_t)p.row0 * VK * S::BYTES;
     b.d = (const uint16_t *)s.d_cache.data + (int64_t)p.hv * s.R * S::V + p.rv0 + S::DV * p.c;
-    b.k = (const uint16_t *)s.k_cache.data + (int64_t)p.h * s.R * VK + (S::FAMILY == KDA ? p.t : p.t % 16 * 8);
-    b.g =
-        (const float *)s.g_cache.data + (int64_t)hv * s.R * (S::FAMILY == KDA ? VK : 1) + (S::FAMILY == KDA ? p.t : 0);
+    b.k = (const uint16_t *)s.k_cache.data + (int64_t)p.h * s.R * VK + p.t % 16 * 8;
+    b.g = (const float *)s.g_cache.data + (int64_t)hv * s.R;
     b.q_in = input_of<S>(s.q, p.h * VK + 4 * p.lane);
     b.k_in = input_of<S>(s.k, p.h * VK + 4 * p.lane);
-    b.a_in = input_of<S>(s.a, S::FAMILY == KDA ? p.hv * VK + p.t : hv);
+    b.a_in = input_of<S>(s.a, hv);
     b.b_in = input_of<S>(s.b, p.hv);
     b.v_in = input_of<S>(s.v, p.row0 + p.lane % S::WR);
     b.z_in = input_of<S>(s.z, p.row0 + p.lane % S::WR);
     b.x_in = input_of<S>(s.v, p.row0 + S::DV * p.c);
-    const int bias = S::FAMILY == KDA ? hv * VK + p.t : hv;
-    b.bias = s.dt_bias.data ? load_raw(s.dt_bias.data, bias, s.dt_bias.dtype) : 0;
+    b.bias = s.dt_bias.data ? load_raw(s.dt_bias.data, hv, s.dt_bias.dtype) : 0;
     b.rate = s.A_log.data ? load_raw(s.A_log.data, hv, s.A_log.dtype) : 0;
     b.skip = S::FAMILY == MAMBA2 && s.D.data ? load_raw(s.D.data, p.hv, s.D.dtype) : 0;
     return b;
@@ -182,20 +173,17 @@ template <class S> DEVICE verify_bases<S> bases_of(const rssm_step &s, const ver
 /* What a lane asks for before the state. */
 template <class S> struct verify_loads {
     enum {
-        TOKENS = (S::TB + VNW - 1) / VNW,     /* a warp's tokens */
-        GATES = S::FAMILY == KDA ? S::TB : 1, /* a thread's gates: its channel's, else its token's */
-        RECORDS = S::FAMILY == KDA ? 16 : 1,
+        TOKENS = (S::TB + VNW - 1) / VNW,             /* a warp's tokens */
         SHARE = S::FAMILY == MAMBA2 ? 32 / S::WR : 1, /* lanes that share a state row's tokens */
         MINE = (S::TB + SHARE - 1) / SHARE,
         NX = S::FAMILY == MAMBA2 ? (S::TB > 8 ? 4 : 2) : 1
     };
     uint32_t d[4][S::DW]; /* records 4r + i, state rows DV c .. */
-    uint32_t key[S::FAMILY == KDA ? 16 : 2][S::FAMILY == KDA ? 1 : 4];
-    uint32_t gate[RECORDS];
+    uint32_t key[2][4], gate;
     uint32_t q[TOKENS][2], k[TOKENS][2]; /* channels 4 lane .. of tokens w, w + 4, .. */
-    uint32_t a[GATES], b;
-    uint32_t v[MINE], z[MINE]; /* of the lane's state row */
-    uint32_t x[NX][S::DW];     /* Mamba-2: v as records */
+    uint32_t a, b;                       /* of the lane's token */
+    uint32_t v[MINE], z[MINE];           /* of the lane's state row */
+    uint32_t x[NX][S::DW];               /* Mamba-2: v as records */
 };
 
 /* Keeps a pointer as it stands: or the compiler forms it anew, 64 bits wide, for every element. */
@@ -211,7 +199,7 @@ template <int BYTES, class T> DEVICE void ask(bool go, uint32_t *raw, const T *p
     load_if<BYTES>(go, raw, (const unsigned char *)p);
 }
 
-/* Records: keys, d, gates. KDA's come in fours; what lies beyond count is not set. */
+/* Records: keys, d, gates; what lies beyond count is zero. */
 template <class S>
 DEVICE void load_records(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, verify_loads<S> &l)
 {
@@ -220,26 +208,14 @@ DEVICE void load_records(const rssm_step &s, const verify_view &p, const verify_
     pin(d);
     pin(k);
     pin(g);
-    if (S::FAMILY == KDA) {
-        int at = p.base * VK;
 #pragma unroll
-        for (int j = 0; j < 16; ++j) {
-            if (j % 4 == 0 && j >= p.count)
-                break;
-            ask<2>(j < p.count, l.key[j], k + at);
-            ask<4>(j < p.count, l.gate + j, g + at);
-            at = at + VK == s.R * VK ? 0 : at + VK;
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int j = i * 8 + p.t / 16;
-            ask<16>(j < p.count, l.key[i], k + ring_at(s, p, j) * VK);
-        }
-        /* Warp 1: lane j has record j's gate; with two heads, lanes 16 .. 31 the second head's. */
-        const int j = p.lane & 15;
-        ask<4>(p.w == 1 && (p.lane >> 4) < S::HEADS && j < p.count, l.gate, g + ring_at(s, p, j));
+    for (int i = 0; i < 2; ++i) {
+        const int j = i * 8 + p.t / 16;
+        ask<16>(j < p.count, l.key[i], k + ring_at(s, p, j) * VK);
     }
+    /* Warp 1: lane j has record j's gate; with two heads, lanes 16 .. 31 the second head's. */
+    const int j = p.lane & 15;
+    ask<4>(p.w == 1 && (p.lane >> 4) < S::HEADS && j < p.count, &l.gate, g + ring_at(s, p, j));
     int at = ring_at(s, p, 4 * p.r) * S::V;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -262,21 +238,12 @@ DEVICE void load_tokens(const rssm_step &s, const verify_view &p, const verify_b
         q += VNW * s.q.row;
         k += VNW * s.k.row;
     }
-    if (S::FAMILY == KDA) {
-        const uint16_t *a = b.a_in + p.token * s.a.row;
-#pragma unroll
-        for (int t = 0; t < S::TB; ++t) {
-            ask<2>(t < p.T, l.a + t, a);
-            a += s.a.row;
-        }
-        ask<2>(p.w == 0 && p.lane < p.T, &l.b, b.b_in + (p.token + p.lane) * s.b.row);
-    } else { /* warp 0: lane t has token t; with two heads, lanes 16 .. 31 the second head's */
-        const int t = p.lane & 15;
-        const bool go = p.w == 0 && t < p.T && (p.lane >> 4) < S::HEADS;
-        ask<2>(go, l.a, b.a_in + (p.token + t) * s.a.row);
-        if (S::FAMILY == GDN)
-            ask<2>(go, &l.b, b.b_in + (p.token + t) * s.b.row);
-    }
+    /* Warp 0: lane t has token t; with two heads, lanes 16 .. 31 the second head's. */
+    const int t = p.lane & 15;
+    const bool go = p.w == 0 && t < p.T && (p.lane >> 4) < S::HEADS;
+    ask<2>(go, &l.a, b.a_in + (p.token + t) * s.a.row);
+    if (S::FAMILY == GDN)
+        ask<2>(go, &l.b, b.b_in + (p.token + t) * s.b.row);
     const int first = S::FAMILY == MAMBA2 ? p.lane / S::WR : 0;
     const uint16_t *v = b.v_in + (p.token + first) * s.v.row, *z = b.z_in + (p.token + first) * s.z.row;
 #pragma unroll
@@ -393,14 +360,14 @@ template <class S> DEVICE float gate_rate_of(const rssm_step &s, const verify_ba
     return s.A_log.data ? expf(widen(b.rate, s.A_log.dtype)) : 1.0f;
 }
 
-/* Warp 0, families with one gate per head: the window's gates, their prefix products and the decays between tokens. */
+/* Warp 0: the window's gates, their prefix products and the decays between tokens. */
 template <class S>
 DEVICE void window_scalars(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l)
 {
     const int t = p.lane & 15, head = p.lane >> 4;
     const bool here = head < S::HEADS && t < S::TB;
     float *const mine = head_of<S>(p, here ? head : 0);
-    const float x = widen(l.a[0], BF16) + widen(b.bias, s.dt_bias.dtype);
+    const float x = widen(l.a, BF16) + widen(b.bias, s.dt_bias.dtype);
     const bool plain = S::FAMILY == MAMBA2 && !(s.flags & RSSM_STEP_DT_SOFTPLUS);
     float gate = S::FAMILY == GDN ? quick_gate(s, x, gate_rate_of<S>(s, b)) : plain ? x : quick_softplus(x);
     if (S::FAMILY == MAMBA2)
@@ -425,12 +392,12 @@ DEVICE void window_scalars(const rssm_step &s, const verify_view &p, const verif
         ((float *)b.g)[p.slot * s.g_cache.slot + ring_at(s, p, p.count + t)] = gate;
 }
 
-/* Warp 1, the same families: how far each record and the checkpoint decay up to the window. */
+/* Warp 1: how far each record and the checkpoint decay up to the window. */
 template <class S>
 DEVICE void record_scalars(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l)
 {
     const int j = p.lane & 15, head = p.lane >> 4;
-    const float gate = __uint_as_float(l.gate[0]); /* 0 beyond count */
+    const float gate = __uint_as_float(l.gate); /* 0 beyond count */
     const float after = sum_after(gate, p.lane);
     const float decay_rate = decay_rate_of<S>(s, b);
     const float each = decay_of(decay_rate * after) * (S::FAMILY == MAMBA2 ? gate : 1.0f);
@@ -476,7 +443,7 @@ DEVICE void norm_tokens(const rssm_step &s, const verify_view &p, const verify_l
         k_scale[i] = __shfl_sync(ALL, factor, (4 * i + 1) * LANES);
 }
 
-/* A warp's tokens: q and k as given to shared memory, their norms, and where keys need no gates the drafts' keys, rounded. */
+/* A warp's tokens: q and k as given to shared memory, their norms, and the drafts' keys, rounded. */
 template <class S> DEVICE void store_tokens(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
 {
     uint16_t *ring = (uint16_t *)s.k_cache.data + p.slot * s.k_cache.slot + (int64_t)p.h * s.R * VK + 4 * p.lane;
@@ -501,10 +468,8 @@ template <class S> DEVICE void store_tokens(const rssm_step &s, const verify_vie
                 k[n] *= k_scale[i]; /* a normalised key, or one as it was given: never beyond bfloat16 */
             key = make_uint2(narrow2(k, bf16_state()), narrow2(k + 2, bf16_state()));
         }
-        if (S::FAMILY != KDA) {
-            const int row = S::FAMILY == MAMBA2 && S::TB > 8 ? record_row(t) : t;
-            *(uint2 *)(drafts_of<S>(p) + row * VKB + 4 * p.lane) = key;
-        }
+        const int row = S::FAMILY == MAMBA2 && S::TB > 8 ? record_row(t) : t;
+        *(uint2 *)(drafts_of<S>(p) + row * VKB + 4 * p.lane) = key;
         if (p.leader)
             *(uint2 *)(ring + ring_at(s, p, p.count + t) * VK) = key;
     }
@@ -520,93 +485,6 @@ template <class S> DEVICE void store_keys(const verify_view &p, const verify_loa
         for (int n = 0; n < 4; ++n)
             *(uint32_t *)(row + fold_column<S::CHUNK>(p.t % 16 * 8 + 2 * n)) = l.key[i][n];
     }
-}
-
-/* x as TERMS bfloat16 numbers that add up to it. */
-template <int TERMS> DEVICE void split_one(uint16_t *out, int stride, float x)
-{
-#pragma unroll
-    for (int i = 0; i < TERMS; ++i) {
-        const uint32_t bits = bf16_of(x);
-        out[i * stride] = (uint16_t)bits;
-        x -= bf16_bits_to_float(bits);
-    }
-}
-
-/* KDA, a thread per channel. The records' keys decayed up to the window; returns the checkpoint's decay. */
-template <class S> DEVICE float store_decayed_keys(const verify_view &p, const verify_loads<S> &l)
-{
-    float suffix = 0.0f;
-    uint16_t *const keys = keys_of<S>(p) + fold_column<S::CHUNK>(p.t);
-#pragma unroll
-    for (int j = 15; j >= 0; --j) {
-        float k = 0.0f;
-        if (j < p.count) { /* of the whole block */
-            k = bf16_bits_to_float(l.key[j][0]) * decay_of(suffix);
-            suffix += __uint_as_float(l.gate[j]);
-        }
-        split_one<S::K_TERMS>(keys + record_row(j) * VKB, 16 * VKB, k);
-    }
-    return decay_of(suffix);
-}
-
-/* KDA, a thread per channel: y becomes q and k of all tokens, decayed from the window's start, and the warp's share of the
- * drafts' scores is stored. */
-template <class S>
-DEVICE void decay_tokens(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l,
-                         float y[2][S::TB])
-{
-    constexpr int N = S::TB * S::TB < 32 ? S::TB * S::TB : 32; /* sums at once */
-    const float rate = gate_rate_of<S>(s, b);
-    const float bias = widen(b.bias, s.dt_bias.dtype);
-    float *const pairs = sums_of<S>(p) + VK + VNW * S::NVEC * 16 + p.w * S::TB * S::TB;
-    float *ring = (float *)b.g + p.slot * s.g_cache.slot;
-    pin(ring);
-    float sums[N], w[S::TB], decay = 1.0f;
-    int at = ring_at(s, p, p.count) * VK;
-#pragma unroll
-    for (int t = 0; t < S::TB; ++t) {
-        const float gate = quick_gate(s, widen(l.a[t], BF16) + bias, rate);
-        if (p.first && t < p.T)
-            ring[at] = gate;
-        at = at + VK == s.R * VK ? 0 : at + VK;
-        const float alpha = decay_of(gate);
-        const float4 scale = token_of<S>(p)[t];
-        const float q = bf16_bits_to_float(vec_of<S>(p)[t * VKB + p.t]) * scale.x;
-        const float k = bf16_bits_to_float(vec_of<S>(p)[(S::TB + t) * VKB + p.t]) * scale.y;
-        decay *= alpha;
-        y[0][t] = q * decay;
-        y[1][t] = k * decay;
-#pragma unroll
-        for (int i = 0; i < t; ++i) {
-            w[i] *= alpha;
-            const int n = t * (t - 1) + 2 * i;
-            sums[n % N] = w[i] * q;
-            sums[n % N + 1] = w[i] * k;
-            if (n % N == N - 2) {
-                sum_over_lanes<N, 16, 1>(sums, p.lane);
-                if (N == 32 || p.lane % 2 == 0)
-                    pairs[n / N * N + p.lane * N / 32] = sums[0];
-            }
-        }
-        w[t] = bf16_bits_to_float(bf16_of(k));
-    }
-    constexpr int LAST = S::TB * (S::TB - 1); /* the last batch is not full */
-#pragma unroll
-    for (int n = LAST % N; n < N; ++n)
-        sums[n] = 0.0f;
-    sum_over_lanes<N, 16, 1>(sums, p.lane);
-    if (N == 32 || p.lane % 2 == 0)
-        pairs[LAST / N * N + p.lane * N / 32] = sums[0];
-}
-
-template <class S> DEVICE void store_vectors(const verify_view &p, const float y[2][S::TB], float decay)
-{
-#pragma unroll
-    for (int q = 0; q < 2; ++q)
-#pragma unroll
-        for (int t = 0; t < S::TB; ++t)
-            split_one<S::X_TERMS>(vec_of<S>(p) + (q * S::TB + t) * VKB + p.t, S::NVEC * VKB, y[q][t] * decay);
 }
 
 /* ---- scores ----------------------------------------------------------------------------------------------------- */
@@ -663,7 +541,7 @@ template <int N> DEVICE void clear(float *x)
         x[n] = 0.0f;
 }
 
-/* Families with one gate per head: x_t . k_j of the records and of the drafts, undecayed. */
+/* x_t . k_j of the records and of the drafts, undecayed. */
 template <class S>
 DEVICE void plain_scores(const verify_view &p, float record[S::SM][2][4], float draft[S::SM][S::ND][4])
 {
@@ -687,47 +565,6 @@ DEVICE void plain_scores(const verify_view &p, float record[S::SM][2][4], float 
 #pragma unroll
             for (int j = 0; j < S::SM; ++j)
                 mma_rows(draft[j][i], a[j], b[0]);
-        }
-    }
-}
-
-/* KDA: the warp's share, its 32 channels, of the records' scores, to shared memory. */
-template <class S> DEVICE void share_scores(const verify_view &p)
-{
-    float acc[S::SM][2][4];
-    clear<S::SM * 8>(acc[0][0]);
-    uint32_t hi[S::SM][8], lo[S::SM][8], b_hi[2][4], b_lo[2][4];
-    load_left<S>(hi, vec_of<S>(p), p.w, p);
-    load_left<S>(lo, vec_of<S>(p) + S::NVEC * VKB, p.w, p);
-    load_keys(b_hi, keys_of<S>(p), p.w, p.lane);
-    load_keys(b_lo, keys_of<S>(p) + 16 * VKB, p.w, p.lane);
-    float *const mine = sums_of<S>(p) + VK + p.w * S::NVEC * 16;
-#pragma unroll
-    for (int i = 0; i < S::SM; ++i)
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-            mma_rows(acc[i][n], lo[i], b_hi[n]);
-            mma_rows(acc[i][n], hi[i], b_lo[n]);
-            mma_rows(acc[i][n], hi[i], b_hi[n]);
-            *(float2 *)(mine + (16 * i + p.c) * 16 + 4 * p.r + 2 * n) = make_float2(acc[i][n][0], acc[i][n][1]);
-            if (S::NVEC > 8)
-                *(float2 *)(mine + (16 * i + 8 + p.c) * 16 + 4 * p.r + 2 * n) = make_float2(acc[i][n][2], acc[i][n][3]);
-        }
-}
-
-template <class S> DEVICE void gather_scores(const verify_view &p, float record[S::SM][2][4])
-{
-    clear<S::SM * 8>(record[0][0]);
-#pragma unroll
-    for (int w = 0; w < VNW; ++w) {
-        const float *const part = sums_of<S>(p) + VK + w * S::NVEC * 16;
-#pragma unroll
-        for (int i = 0; i < S::NVEC / 8; ++i) {
-            const float4 f = *(const float4 *)(part + (8 * i + p.c) * 16 + 4 * p.r);
-            record[i / 2][0][i % 2 * 2] += f.x;
-            record[i / 2][0][i % 2 * 2 + 1] += f.y;
-            record[i / 2][1][i % 2 * 2] += f.z;
-            record[i / 2][1][i % 2 * 2 + 1] += f.w;
         }
     }
 }
@@ -779,18 +616,16 @@ template <class S>
 DEVICE void add_records(const verify_view &p, const verify_loads<S> &l, float record[S::SM][2][4],
                         float sums[S::MT][S::NT][4])
 {
-    if (S::FAMILY != KDA) {
-        const float4 e = *(const float4 *)(head_of<S>(p, p.hb) + S::EACH + 4 * p.r);
+    const float4 e = *(const float4 *)(head_of<S>(p, p.hb) + S::EACH + 4 * p.r);
 #pragma unroll
-        for (int i = 0; i < S::SM; ++i)
+    for (int i = 0; i < S::SM; ++i)
 #pragma unroll
-            for (int n = 0; n < 4; n += 2) {
-                record[i][0][n] *= e.x;
-                record[i][0][n + 1] *= e.y;
-                record[i][1][n] *= e.z;
-                record[i][1][n + 1] *= e.w;
-            }
-    }
+        for (int n = 0; n < 4; n += 2) {
+            record[i][0][n] *= e.x;
+            record[i][0][n + 1] *= e.y;
+            record[i][1][n] *= e.z;
+            record[i][1][n + 1] *= e.w;
+        }
 #pragma unroll
     for (int n = 0; n < S::NT; ++n)
         add_scored<S, 4>(sums, l.d, n, record[n / 2][0] + n % 2 * 2, record[n / 2][1] + n % 2 * 2);
@@ -844,31 +679,12 @@ template <class S> DEVICE void store_scores(const verify_view &p, const float dr
     }
 }
 
-/* KDA: the same, from the four warps' shares. */
-template <class S> DEVICE void sum_pairs(const verify_view &p)
-{
-    const float *const pairs = sums_of<S>(p) + VK + VNW * S::NVEC * 16;
-    for (int n = p.lane; n < S::TB * (S::TB - 1); n += 32) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < VNW; ++w)
-            sum += pairs[w * S::TB * S::TB + n];
-        score_of<S>(p)[n] = sum;
-    }
-}
-
 /* ---- the state -------------------------------------------------------------------------------------------------- */
 
-/* The left operand of a fold: the records' d, decayed where keys are not, as bfloat16 terms. */
+/* The left operand of a fold: the records' d, decayed, as bfloat16 terms. */
 template <class S>
 DEVICE void fold_operand(const verify_view &p, const verify_loads<S> &l, uint32_t a[S::D_TERMS][S::MT][4])
 {
-    if (S::FAMILY == KDA) {
-#pragma unroll
-        for (int m = 0; m < S::MT; ++m)
-            pack_left<4, S::DW>(a[0][m], l.d, m);
-        return;
-    }
     const float4 each = *(const float4 *)(head_of<S>(p, p.hb) + S::EACH + 4 * p.r);
     const float e[4] = {each.x, each.y, each.z, each.w};
     float d[4][S::DV];
@@ -884,50 +700,39 @@ DEVICE void fold_operand(const verify_view &p, const verify_loads<S> &l, uint32_
 
 /* The fold's products for 32 channels of tile m: acc[n] are the columns of group n. */
 template <class S>
-DEVICE void fold_product(float acc[4][4], const uint32_t a[S::D_TERMS][S::MT][4], const uint32_t b[S::K_TERMS][8],
-                         int m)
+DEVICE void fold_product(float acc[4][4], const uint32_t a[S::D_TERMS][S::MT][4], const uint32_t b[8], int m)
 {
     clear<16>(acc[0]);
 #pragma unroll
-    for (int i = S::K_TERMS * S::D_TERMS - 1; i >= 0; --i) { /* small terms first */
-        const uint32_t *const am = a[S::D_TERMS > 1 ? i : 0][m];
+    for (int i = S::D_TERMS - 1; i >= 0; --i) /* small terms first */
 #pragma unroll
         for (int n = 0; n < 4; ++n)
-            mma_bf16(acc[n], am[0], am[1], am[2], am[3], b[S::K_TERMS > 1 ? i : 0][2 * n],
-                     b[S::K_TERMS > 1 ? i : 0][2 * n + 1]);
-    }
+            mma_bf16(acc[n], a[i][m][0], a[i][m][1], a[i][m][2], a[i][m][3], b[2 * n], b[2 * n + 1]);
 }
 
 /* One chunk of a state row, folded: acc[..][first], [first + 1] are its pairs. */
-template <class S>
-DEVICE uint4 fold_chunk(const verify_view &p, uint4 raw, const float (*acc)[4], int first, int ch, float e_all,
-                        bool *hit)
+template <class S> DEVICE uint4 fold_chunk(uint4 raw, const float (*acc)[4], int first, float e_all, bool *hit)
 {
-    float x[S::CHUNK], e[S::CHUNK];
+    float x[S::CHUNK];
     widen_chunk(raw, x, typename S::STATE());
-    if (S::FAMILY == KDA)
-        load_floats<S::CHUNK>(e, sums_of<S>(p) + ch);
 #pragma unroll
     for (int n = 0; n < S::CHUNK; ++n)
-        x[n] = x[n] * (S::FAMILY == KDA ? e[n] : e_all) + acc[n / 2][first + n % 2];
+        x[n] = x[n] * e_all + acc[n / 2][first + n % 2];
     return narrow_chunk(x, hit, typename S::STATE());
 }
 
 /* acc[0] (or in turn acc[0], acc[1]) += a 16 x 16 (bfloat16: 16 x 32) piece of the state times X. lo, hi: a chunk of
  * rows c and c + 8. */
 template <class S>
-DEVICE void state_product(float acc[S::CHAINS][S::NT][4], uint4 lo, uint4 hi, const uint32_t b[S::NT][S::X_TERMS][4],
-                          int half)
+DEVICE void state_product(float acc[S::CHAINS][S::NT][4], uint4 lo, uint4 hi, const uint32_t b[S::NT][4], int half)
 {
     constexpr int LAST = S::CHAINS - 1;
     if (!S::SPLIT) {
 #pragma unroll
-        for (int i = S::X_TERMS - 1; i >= 0; --i)
-#pragma unroll
-            for (int n = 0; n < S::NT; ++n) {
-                mma_bf16(acc[0][n], lo.x, hi.x, lo.y, hi.y, b[n][i][0], b[n][i][1]);
-                mma_bf16(acc[LAST][n], lo.z, hi.z, lo.w, hi.w, b[n][i][2], b[n][i][3]);
-            }
+        for (int n = 0; n < S::NT; ++n) {
+            mma_bf16(acc[0][n], lo.x, hi.x, lo.y, hi.y, b[n][0], b[n][1]);
+            mma_bf16(acc[LAST][n], lo.z, hi.z, lo.w, hi.w, b[n][2], b[n][3]);
+        }
         return;
     }
     const uint32_t x[2][4] = {{lo.x, hi.x, lo.y, hi.y}, {lo.z, hi.z, lo.w, hi.w}};
@@ -940,24 +745,18 @@ DEVICE void state_product(float acc[S::CHAINS][S::NT][4], uint4 lo, uint4 hi, co
             rest[i] = __float_as_uint(__uint_as_float(x[k][i]) - __uint_as_float(x[k][i] & 0xffffe000u));
 #pragma unroll
         for (int n = 0; n < S::NT; ++n) {
-#pragma unroll
-            for (int i = S::X_TERMS - 1; i >= 0; --i) {
-                const uint32_t pair = b[n][i][2 * half + k], b0 = pair << 16, b1 = pair & 0xffff0000u;
-                if (i == 0)
-                    mma_tf32(to[n], rest[0], rest[1], rest[2], rest[3], b0, b1);
-                mma_tf32(to[n], x[k][0], x[k][1], x[k][2], x[k][3], b0, b1);
-            }
+            const uint32_t pair = b[n][2 * half + k], b0 = pair << 16, b1 = pair & 0xffff0000u;
+            mma_tf32(to[n], rest[0], rest[1], rest[2], rest[3], b0, b1);
+            mma_tf32(to[n], x[k][0], x[k][1], x[k][2], x[k][3], b0, b1);
         }
     }
 }
 
-template <class S> DEVICE void load_right(uint32_t b[S::NT][S::X_TERMS][4], const verify_view &p, int n)
+template <class S> DEVICE void load_right(uint32_t b[S::NT][4], const verify_view &p, int n)
 {
 #pragma unroll
     for (int i = 0; i < S::NT; ++i)
-#pragma unroll
-        for (int j = 0; j < S::X_TERMS; ++j)
-            load_row<S>(b[i][j], vec_of<S>(p) + (j * S::NVEC + 8 * i + p.c) * VKB, n, p.r);
+        load_row<S>(b[i], vec_of<S>(p) + (8 * i + p.c) * VKB, n, p.r);
 }
 
 /* S_0 X for the warp's rows. */
@@ -967,7 +766,7 @@ template <class S> DEVICE void read_state(const verify_view &p, float acc[S::MT]
     slice_wait((uint64_t *)(p.shared + S::BAR_AT) + p.w);
 #pragma unroll
     for (int n = 0; n < VK / 32; ++n) {
-        uint32_t b[S::NT][S::X_TERMS][4];
+        uint32_t b[S::NT][4];
         load_right<S>(b, p, n);
 #pragma unroll
         for (int m = 0; m < S::MT; ++m)
@@ -987,7 +786,7 @@ DEVICE void fold_state(const rssm_step &s, const verify_view &p, const verify_ba
 {
     unsigned char *const slice = slice_of<S>(p);
     unsigned char *out = (unsigned char *)base.state + p.slot * s.state.slot * S::BYTES;
-    const float e_all = S::FAMILY == KDA ? 1.0f : head_of<S>(p, p.hb)[S::TOTAL];
+    const float e_all = head_of<S>(p, p.hb)[S::TOTAL];
     const int keys_at = (p.lane & 15) * VKB + (p.lane >> 4) * 8; /* for load_transposed() */
     uint32_t a[S::D_TERMS][S::MT][4];
     bool hit = false;
@@ -995,13 +794,10 @@ DEVICE void fold_state(const rssm_step &s, const verify_view &p, const verify_ba
     slice_wait((uint64_t *)(p.shared + S::BAR_AT) + p.w);
 #pragma unroll 1
     for (int n = 0; n < VK / 32; ++n) {
-        uint32_t b[S::NT][S::X_TERMS][4], keys[S::K_TERMS][8];
+        uint32_t b[S::NT][4], keys[8];
         load_right<S>(b, p, n);
-#pragma unroll
-        for (int i = 0; i < S::K_TERMS; ++i) {
-            load_transposed(keys[i], keys_of<S>(p) + i * 16 * VKB + keys_at + n * 32);
-            load_transposed(keys[i] + 4, keys_of<S>(p) + i * 16 * VKB + keys_at + n * 32 + 16);
-        }
+        load_transposed(keys, keys_of<S>(p) + keys_at + n * 32);
+        load_transposed(keys + 4, keys_of<S>(p) + keys_at + n * 32 + 16);
 #pragma unroll
         for (int m = 0; m < S::MT; ++m) {
             const int v = S::DV * p.c + 2 * m;
@@ -1011,8 +807,8 @@ DEVICE void fold_state(const rssm_step &s, const verify_view &p, const verify_ba
             for (int half = 0; half < 8 / S::CHUNK; ++half) {
                 const int ch = n * 32 + half * 16 + p.r * S::CHUNK, at = (v * VK + ch) * S::BYTES;
                 uint4 lo = *(const uint4 *)(slice + at), hi = *(const uint4 *)(slice + at + VK * S::BYTES);
-                lo = fold_chunk<S>(p, lo, fold + 2 * half, 0, ch, e_all, &hit);
-                hi = fold_chunk<S>(p, hi, fold + 2 * half, 2, ch, e_all, &hit);
+                lo = fold_chunk<S>(lo, fold + 2 * half, 0, e_all, &hit);
+                hi = fold_chunk<S>(hi, fold + 2 * half, 2, e_all, &hit);
                 __stcs((uint4 *)(out + at), lo);
                 __stcs((uint4 *)(out + at + VK * S::BYTES), hi);
                 state_product<S>(acc[m], lo, hi, b, half);
@@ -1038,7 +834,7 @@ template <class S> DEVICE void stage_sums(const verify_view &p, const float sums
                     make_float2(sums[m][n][2 * i], sums[m][n][2 * i + 1]);
 }
 
-template <class S> DEVICE void finish_delta(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
+template <class S> DEVICE void finish_gdn(const rssm_step &s, const verify_view &p, const verify_loads<S> &l)
 {
     const float *const sums = (const float *)slice_of<S>(p) + p.lane * S::STAGE;
     const float *const score = score_of<S>(p), *const head = head_of<S>(p, p.hb);
@@ -1053,12 +849,8 @@ template <class S> DEVICE void finish_delta(const rssm_step &s, const verify_vie
         if (t >= p.T)
             break;
         const float4 scale = token_of<S>(p)[t];
-        float q = sums[t], k = sums[S::TB + t];
-        if (S::FAMILY == GDN) {
-            const float decay = head[S::PREFIX + t];
-            q *= decay * scale.x;
-            k *= decay * scale.y;
-        }
+        const float decay = head[S::PREFIX + t];
+        float q = sums[t] * (decay * scale.x), k = sums[S::TB + t] * (decay * scale.y);
 #pragma unroll
         for (int i = 0; i < t; ++i) {
             const float2 x = *(const float2 *)(score + t * (t - 1) + 2 * i);
@@ -1152,32 +944,12 @@ template <class S>
 DEVICE void prepare(const rssm_step &s, const verify_view &p, const verify_bases<S> &b, const verify_loads<S> &l)
 {
     store_tokens<S>(s, p, l);
-    if (S::FAMILY != KDA) {
-        if (p.count > 0 || p.flush)
-            store_keys<S>(p, l);
-        if (p.w == 0)
-            window_scalars<S>(s, p, b, l);
-        if (p.w == 1)
-            record_scalars<S>(s, p, b, l);
-        __syncthreads();
-        return;
-    }
-    if (p.w == 0 && p.lane < S::TB)
-        head_of<S>(p, 0)[S::BETA + p.lane] = sigmoid(widen(l.b, BF16)) * s.beta_scale;
-    float decay = 1.0f;
     if (p.count > 0 || p.flush)
-        decay = store_decayed_keys<S>(p, l);
-    sums_of<S>(p)[p.t] = decay;
-    __syncthreads();
-    float y[2][S::TB];
-    decay_tokens<S>(s, p, b, l, y);
-    if (p.m > 0) {
-        store_vectors<S>(p, y, 1.0f);
-        __syncwarp();
-        share_scores<S>(p);
-        __syncwarp();
-    }
-    store_vectors<S>(p, y, p.flush ? 1.0f : decay);
+        store_keys<S>(p, l);
+    if (p.w == 0)
+        window_scalars<S>(s, p, b, l);
+    if (p.w == 1)
+        record_scalars<S>(s, p, b, l);
     __syncthreads();
 }
 
@@ -1186,12 +958,7 @@ template <class S> DEVICE void ring_part(const verify_view &p, const verify_load
 {
     clear<S::MT * S::NT * 4>(sums[0][0]);
     float record[S::SM][2][4], draft[S::SM][S::ND][4];
-    if (S::FAMILY == KDA) {
-        if (p.m > 0)
-            gather_scores<S>(p, record);
-    } else {
-        plain_scores<S>(p, record, draft);
-    }
+    plain_scores<S>(p, record, draft);
     if (p.m > 0)
         add_records<S>(p, l, record, sums);
     if (S::FAMILY == GDN)
@@ -1205,7 +972,7 @@ template <class S>
 DEVICE void add_state(const verify_view &p, float sums[S::MT][S::NT][4], const float acc[S::MT][S::CHAINS][S::NT][4])
 {
     const float *const head = head_of<S>(p, p.hb);
-    const float total = S::FAMILY == KDA || p.flush ? 1.0f : head[S::TOTAL];
+    const float total = p.flush ? 1.0f : head[S::TOTAL];
 #pragma unroll
     for (int n = 0; n < S::NT; ++n) {
         float2 e = make_float2(total, total);
@@ -1274,13 +1041,11 @@ template <class S> DEVICE void verify_tile(const rssm_window &a)
     add_state<S>(p, sums, acc);
     __syncwarp();
     stage_sums<S>(p, sums);
-    if (S::FAMILY == KDA)
-        sum_pairs<S>(p);
     __syncwarp();
     if (S::FAMILY == MAMBA2)
         finish_mamba2<S>(s, p, b, l);
     else if (p.lane < S::WR)
-        finish_delta<S>(s, p, l);
+        finish_gdn<S>(s, p, l);
 }
 
 #endif

@@ -52,8 +52,11 @@ def model_bytes(case, L, T):
 def check_figure(name, case, figure, L, T=1):
     B = case["batch"]
     model, unstored = model_bytes(case, L, T)
+    window = L
+    if L > 1 and "_small_" in figure.get("kernel", ""):  # a small batch flushes every row; the floor stays what it is
+        window, unstored = 1, model - model_bytes(case, 1, 1)[0]
     check(figure["steps"] > 0, f"{name}: no steps")
-    check(figure["flushes"] * L == figure["steps"] * B * T,
+    check(figure["flushes"] * window == figure["steps"] * B * T,
           f"{name}: {figure['flushes']} flushes in {figure['steps']} steps of {B} rows, L = {L}")
     check(abs(figure["bytes"] - model) <= B, f"{name}: {figure['bytes']} bytes, {model} by the shapes")
     check(abs(figure["bytes_counted"] + unstored - model) <= B,

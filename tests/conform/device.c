@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "device.h"
 
 #include <dlfcn.h>
@@ -5,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "../unit/harness.h"
 
@@ -37,6 +40,7 @@ typedef struct driver {
     int (*exec_destroy)(void *exec);
     int (*graph_launch)(void *exec, void *stream);
     void *context;
+    pid_t owner;    /* its process: a forked child has no use of it */
     bool capturing; /* no time to wait */
 } driver;
 
@@ -54,6 +58,12 @@ static void need(bool fine, const char *what)
     }
 }
 
+/* In a forked child of a process that computes, only the plugin meets the driver. */
+static bool at_work(void)
+{
+    return cuda.context && cuda.owner == getpid();
+}
+
 static void enter(void)
 {
     need(cuda.push(cuda.context) == 0, "cuCtxPushCurrent");
@@ -65,9 +75,17 @@ static void leave(void)
     need(cuda.pop(&mine) == 0, "cuCtxPopCurrent");
 }
 
+/* A fork would give the parent new pages at its next write, and the device would keep the old ones: the child gets none. */
 static void pin(const block *b)
 {
+    madvise(b->memory, b->bytes, MADV_DONTFORK);
     need(cuda.pin(b->memory, b->bytes, PORTABLE_AND_MAPPED) == 0, "cuMemHostRegister");
+}
+
+static void unpin(const block *b)
+{
+    cuda.unpin(b->memory);
+    madvise(b->memory, b->bytes, MADV_DOFORK);
 }
 
 static void open_driver(void)
@@ -103,6 +121,7 @@ static void open_driver(void)
     }
     need(cuda.init(0) == 0 && cuda.device_get(&device, 0) == 0, "cuInit");
     need(cuda.retain(&cuda.context, device) == 0, "cuDevicePrimaryCtxRetain");
+    cuda.owner = getpid();
 }
 
 void conform_device_use(void)
@@ -120,7 +139,7 @@ void conform_device_use(void)
 
 void conform_device_wait(void)
 {
-    if (cuda.capturing)
+    if (cuda.capturing || !at_work())
         return;
     enter();
     cuda.wait(); /* what went wrong in a kernel is in the outputs, and in the plugin's next call */
@@ -137,7 +156,7 @@ static void *take_block(size_t bytes)
     pthread_mutex_lock(&lock);
     b->next = blocks;
     blocks = b;
-    if (cuda.context) {
+    if (at_work()) {
         enter();
         pin(b);
         leave();
@@ -148,14 +167,16 @@ static void *take_block(size_t bytes)
 
 static void give_block(void *memory)
 {
+    if (cuda.context && !at_work())
+        return; /* pages that a forked child does not have */
     pthread_mutex_lock(&lock);
     for (block **at = &blocks; *at && memory; at = &(*at)->next) {
         block *b = *at;
         if (b->memory != memory)
             continue;
-        if (cuda.context) {
+        if (at_work()) {
             enter();
-            cuda.unpin(memory);
+            unpin(b);
             leave();
         }
         *at = b->next;

@@ -163,10 +163,17 @@ static bool wanted(const options *o, const char *title)
            !matches(o->skips, o->num_skips, title);
 }
 
-/* Each child that computes on a GPU has a context of its own there. */
+static bool on_cuda(const options *o)
+{
+    return o->device && strcmp(o->device, "cuda") == 0;
+}
+
+/* Each child that computes on a GPU has a context of its own there, which takes longer than most cases: some share one. */
+enum { CUDA_JOBS = 8, CUDA_BATCH = 100 };
+
 static int default_jobs(const options *o)
 {
-    const int cpus = (int)sysconf(_SC_NPROCESSORS_ONLN), most = o->device && strcmp(o->device, "cuda") == 0 ? 8 : cpus;
+    const int cpus = (int)sysconf(_SC_NPROCESSORS_ONLN), most = on_cuda(o) ? CUDA_JOBS : cpus;
     return cpus < most ? cpus : most;
 }
 
@@ -243,6 +250,7 @@ static int judge(const options *o, const conform_case *cases, int *chosen, int c
                              .chosen = chosen,
                              .count = count,
                              .jobs = o->jobs ? o->jobs : default_jobs(o),
+                             .batch = on_cuda(o) ? CUDA_BATCH : 1,
                              .timeout = o->timeout,
                              .no_fork = o->no_fork,
                              .done = on_done,

@@ -1,5 +1,5 @@
-/* Runs cases, each in a child process of its own with a time limit: what crashes, hangs or exits is a failed case and not
- * the end of the judge. */
+/* Runs cases, in child processes with a time limit for each case: what crashes, hangs or exits is a failed case and not the
+ * end of the judge. */
 #ifndef RSSM_TESTS_CONFORM_RUNNER_H_
 #define RSSM_TESTS_CONFORM_RUNNER_H_
 
@@ -18,6 +18,7 @@ typedef struct conform_run {
     const int *chosen; /* [count] indices of cases */
     int count;
     int jobs;                                                      /* children at once */
+    int batch;                                                     /* most cases of a child: all of one name */
     int timeout;                                                   /* seconds for every case; 0 = the case's own */
     bool no_fork;                                                  /* to debug: in this process, one after the other */
     void (*done)(void *user, int i, const conform_result *result); /* as they finish, i of chosen */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_DEPTH = 16, FAKE_SMS = 4, H200_SHARED = 227 * 1024, MAGIC = 0x4b43, MAX_NAMES = 512 };
 
@@ -11,6 +12,7 @@ static fake_cuda state = {.missing = -1, .failed = -1, .devices = 1, .memory = I
 
 static CUcontext stack[MAX_DEPTH]; /* below state.current */
 static CUresult lost;              /* the error that ended the context */
+static int owner;                  /* who called cuInit: of no use in its forked children */
 
 typedef struct block {
     struct block *next;
@@ -63,6 +65,7 @@ __attribute__((visibility("default"))) void fake_cuda_reset(void)
     free_libraries();
     memset(stack, 0, sizeof stack);
     lost = CUDA_SUCCESS;
+    owner = 0;
     state = (fake_cuda){.missing = -1, .failed = -1, .devices = 1, .memory = INT64_MAX, .shared = H200_SHARED};
 }
 
@@ -79,6 +82,8 @@ static CUresult counted(int entry)
 {
     state.calls++;
     state.calls_of[entry]++;
+    if (owner && owner != getpid())
+        return CUDA_ERROR_NOT_INITIALIZED;
     if (state.calls != state.fail_at)
         return CUDA_SUCCESS;
     state.failed = entry;
@@ -127,6 +132,7 @@ static CUresult on_init(unsigned flags)
     CUresult result = counted(FAKE_init);
     if (result)
         return result;
+    owner = getpid();
     return flags ? CUDA_ERROR_INVALID_VALUE : state.devices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
@@ -316,7 +322,7 @@ static CUresult record_launch(CUfunction f, const unsigned grid[3], const unsign
     memcpy(record->block, block, sizeof record->block);
     snprintf(record->kernel, sizeof record->kernel, "%s", (const char *)(void *)f);
     if (fake_host_launch)
-        fake_host_launch((const char *)(void *)f, parameters);
+        fake_host_launch((const char *)(void *)f, stream, parameters);
     return CUDA_SUCCESS;
 }
 
@@ -400,5 +406,7 @@ static CUresult on_stream_sync(CUstream stream)
     state.stream_of[FAKE_stream_sync] = (void *)stream;
     if (!result && fake_host_captures && fake_host_captures())
         return misused(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "a wait during a capture");
+    if (!result && fake_host_waited)
+        fake_host_waited((void *)stream);
     return result;
 }

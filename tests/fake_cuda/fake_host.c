@@ -1,6 +1,7 @@
 /* The part of the driver that hosts use, for the fake libcuda: copies, streams, graphs, events, modules. Linked into a
  * libcuda.so.1 of its own, in which step_begin, verify_begin and commit run too (the CPU backend's code on the same
  * arguments), so that cursors move as on a GPU; steps do not run. A graph is a list that cuGraphLaunch walks; an event is the time of day.
+ * A copy without a stream while one of the host's own streams has work is refused: on a GPU it would not wait for it.
  * cuda.h maps some names to later versions: what is defined here are the versioned symbols that our hosts ask for. */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -74,6 +75,27 @@ struct CUgraph_st {
 
 static CUgraph recording; /* NULL: work runs at once */
 
+/* Streams that the legacy one does not wait for. */
+enum { STREAMS = 8 };
+static struct own_stream {
+    int taken, busy; /* busy: work since the last wait */
+} own_streams[STREAMS];
+
+static void set_busy(void *stream, int busy)
+{
+    for (int i = 0; i < STREAMS; i++)
+        if (stream == &own_streams[i])
+            own_streams[i].busy = busy;
+}
+
+static CUresult no_race(void)
+{
+    for (int i = 0; i < STREAMS; i++)
+        if (own_streams[i].busy)
+            return CUDA_ERROR_ILLEGAL_STATE;
+    return CUDA_SUCCESS;
+}
+
 static const cursor_kernel *find_kernel(const char *name)
 {
     for (int i = 0; i < CURSOR_KERNELS; i++)
@@ -111,12 +133,18 @@ static CUresult enqueue(const struct CUgraphNode_st *node)
     return CUDA_SUCCESS;
 }
 
-void fake_host_launch(const char *name, void **parameters)
+void fake_host_launch(const char *name, void *stream, void **parameters)
 {
+    set_busy(stream, !recording);
     struct CUgraphNode_st node = {.kind = NODE_KERNEL, .name = name, .kernel = find_kernel(name)};
     if (node.kernel)
         memcpy(&node.argument, parameters[0], node.kernel->bytes);
     enqueue(&node);
+}
+
+void fake_host_waited(void *stream)
+{
+    set_busy(stream, 0);
 }
 
 int fake_host_captures(void)
@@ -147,7 +175,11 @@ ENTRY CUresult cuCtxSetCurrent(CUcontext context)
 
 ENTRY CUresult cuCtxSynchronize(void)
 {
-    return recording ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+    if (recording)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    for (int i = 0; i < STREAMS; i++)
+        own_streams[i].busy = 0;
+    return CUDA_SUCCESS;
 }
 
 ENTRY CUresult cuGetErrorName(CUresult error, const char **name)
@@ -183,14 +215,18 @@ ENTRY CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes)
 
 ENTRY CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes)
 {
-    memcpy((void *)(uintptr_t)to, from, bytes);
-    return CUDA_SUCCESS;
+    CUresult result = no_race();
+    if (!result)
+        memcpy((void *)(uintptr_t)to, from, bytes);
+    return result;
 }
 
 ENTRY CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
-    memcpy(to, (const void *)(uintptr_t)from, bytes);
-    return CUDA_SUCCESS;
+    CUresult result = no_race();
+    if (!result)
+        memcpy(to, (const void *)(uintptr_t)from, bytes);
+    return result;
 }
 
 ENTRY CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
@@ -206,14 +242,21 @@ ENTRY CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t byt
 ENTRY CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
     static int place;
-    (void)flags;
     *stream = (CUstream)(void *)&place;
+    for (int i = 0; i < STREAMS && flags; i++)
+        if (!own_streams[i].taken) {
+            own_streams[i].taken = 1;
+            *stream = (CUstream)(void *)&own_streams[i];
+            break;
+        }
     return CUDA_SUCCESS;
 }
 
 ENTRY CUresult cuStreamDestroy_v2(CUstream stream)
 {
-    (void)stream;
+    for (int i = 0; i < STREAMS; i++)
+        if ((void *)stream == &own_streams[i])
+            own_streams[i] = (struct own_stream){0};
     return CUDA_SUCCESS;
 }
 
@@ -272,7 +315,7 @@ ENTRY CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, uns
 ENTRY CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
     CUgraph g = (CUgraph)(void *)exec;
-    (void)stream;
+    set_busy(stream, 1);
     for (size_t i = 0; i < g->count; i++)
         run(g->nodes[i]);
     return CUDA_SUCCESS;

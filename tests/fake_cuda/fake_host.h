@@ -2,8 +2,9 @@
 #ifndef RSSM_TESTS_FAKE_HOST_H_
 #define RSSM_TESTS_FAKE_HOST_H_
 
-/* Called for every launch of a library that has fake_host.c in it. */
-void fake_host_launch(const char *kernel, void **parameters) __attribute__((weak));
+/* Called for every launch and for every wait for a stream, of a library that has fake_host.c in it. */
+void fake_host_launch(const char *kernel, void *stream, void **parameters) __attribute__((weak));
+void fake_host_waited(void *stream) __attribute__((weak));
 
 /* Non-zero between the begin and the end of a capture, when nothing may be waited for. */
 int fake_host_captures(void) __attribute__((weak));

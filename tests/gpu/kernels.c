@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "cuda/launch.h"
+#include "cuda/small_launch.h"
 #include "gpu.h"
 #include "random_cases.h"
 
@@ -33,6 +33,7 @@ static dc_options options_of(int kernel)
     o.spec.slot_gap = kernel % 3 ? 0 : 16;
     o.spec.row_gap = kernel % 2;
     o.spec.host_pos = kernel % 5 == 0;
+    o.spec.init_flags = RSSM_INIT_NO_SMALL_FLUSH;
     o.spec.bounded = v->family != RSSM_FAMILY_MAMBA2 && kernel % 7 == 0;
     o.no_z = kernel % 2;
     return o;
@@ -76,7 +77,7 @@ static int64_t rows_of(int kernel, const dc_options *o)
     GPU(device_attribute(&shared, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, gpu()->device));
     for (int64_t B = 1; B <= MOST_ROWS; B++) {
         rssm_step step = step_of(o, B);
-        if (rssm_cuda_choose(&step, sms, shared).variant == kernel)
+        if (rssm_small_choose(&step, 0) < 0 && rssm_cuda_choose(&step, sms, shared).variant == kernel)
             return B;
     }
     return 0;
@@ -104,10 +105,92 @@ START_TEST(tuned_kernel)
 }
 END_TEST
 
+/* ---- small batches ---------------------------------------------------------------------------------------------- */
+
+static dc_options small_options_of(int kernel)
+{
+    const rssm_cuda_small *v = &rssm_cuda_smalls[kernel];
+    dc_options o = {.engine = ON_GPU, .record_bar = 2};
+    o.spec = (h_spec){.family = v->family, .H = H, .HV = HV, .K = v->K, .V = v->V, .state = v->state_dtype};
+    o.spec.io = o.spec.gate = o.spec.ring = o.spec.out = v->io;
+    o.spec.weights = kernel % 3 + 1;
+    o.spec.L = kernel % 2 ? 16 : 5;
+    o.spec.slot_gap = kernel % 3 ? 0 : 16;
+    o.spec.row_gap = kernel % 2 ? 16 : 0;
+    o.spec.bounded = v->family != RSSM_FAMILY_MAMBA2 && kernel % 5 == 0;
+    o.spec.init_flags = RSSM_INIT_SMALL_FLUSH;
+    o.no_z = kernel % 2;
+    return o;
+}
+
+/* The least batch of an instance with small batches that takes the kernel; 0 = none. */
+static int64_t small_rows_of(int kernel, const dc_options *o)
+{
+    for (int64_t B = 1; B <= MOST_ROWS; B++) {
+        rssm_step step = step_of(o, B);
+        step.rows = (void *)256;
+        if (rssm_small_choose(&step, (int32_t)B) == kernel)
+            return B;
+    }
+    return 0;
+}
+
+/* Rows that do not flush, as of a larger batch's step_begin: every second one with room. */
+static void hold_back(dc_case *c)
+{
+    for (int64_t b = 0; b < c->spec.B; b += 2) {
+        int32_t *row = h_at(c->calls[0]->roles[RSSM_T_ROWS], b, 0, 0, 0);
+        if (row[2] < c->spec.L - 1)
+            row[3] = 0;
+    }
+}
+
+static void break_rows(dc_case *c)
+{
+    for (int64_t b = 0; b < c->spec.B; b++) {
+        int32_t *row = h_at(c->calls[0]->roles[RSSM_T_ROWS], b, 0, 0, 0);
+        row[0] = 0;
+        row[1] = -1;
+    }
+}
+
+/* First rows with records, of which some do not flush, then those that the kernel is made for, then bad ones; at last
+ * L = 1, from rows or from the host's own cursors. */
+START_TEST(small_kernel)
+{
+    int kernel = (int)(share.part + (int64_t)_i * share.parts);
+    dc_options o = small_options_of(kernel);
+    bool ring = rssm_cuda_smalls[kernel].ring > 0; /* else it is for L = 1 alone */
+    o.spec.L = ring ? o.spec.L : 1;
+    o.spec.B = small_rows_of(kernel, &o);
+    if (!RSSM_CUDA_SMALL_ON)
+        return;
+    dc_check(o.spec.B > 0, "%s is chosen at no batch", rssm_cuda_smalls[kernel].name);
+    o.spec.S = o.spec.B + 2;
+    dc_worst worst = {0};
+    for (int part = ring ? 0 : 2; part < 3; part++) {
+        o.spec.L = part < 2 ? o.spec.L : 1;
+        o.spec.host_pos = part == 2 && kernel % 2;
+        dc_case *c = dc_new(&o, (uint64_t)kernel);
+        dc_assert(part == 2 || c->small_batch >= o.spec.B);
+        case_enter_windows(c);
+        for (int step = 0; step < 3; step++)
+            dc_merge(&worst, case_step_of(c, part == 0 && step == 0 ? hold_back : NULL));
+        dc_equal(dc_fault(c), 0);
+        if (!o.spec.host_pos) {
+            case_step_of(c, break_rows);
+            dc_equal(dc_fault(c), RSSM_FAULT_CURSOR);
+        }
+        dc_free(c);
+    }
+    dc_print_worst(rssm_cuda_smalls[kernel].name, ON_GPU, worst);
+}
+END_TEST
+
 void add_kernels(Suite *s)
 {
     TCase *t = tcase_create("kernels");
-    int64_t mine = (RSSM_CUDA_VARIANTS - share.part + share.parts - 1) / share.parts;
-    tcase_add_loop_test(t, tuned_kernel, 0, (int)mine);
+    tcase_add_loop_test(t, small_kernel, 0, gpu_share_of(RSSM_CUDA_SMALLS));
+    tcase_add_loop_test(t, tuned_kernel, 0, gpu_share_of(RSSM_CUDA_VARIANTS));
     suite_add_tcase(s, t);
 }

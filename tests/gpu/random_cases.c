@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/verify_variants.h"
 #include "test_gpu.h"
 
 #define KDA    RSSM_FAMILY_KDA
@@ -74,6 +75,8 @@ static void choose_ring(h_spec *s, uint64_t *random)
     s->L = one_in(random, 2) ? PICK(random, common) : 2 + (int32_t)below(random, one_in(random, 3) ? 63 : 15);
     if (one_in(random, 6) && s->L > 1)
         s->drafts = 1 + (int32_t)below(random, s->L - 1);
+    if (s->drafts >= RSSM_VERIFY_MAX_T) /* refused: longest_window */
+        s->drafts = RSSM_VERIFY_MAX_T - 1;
     s->host_pos = one_in(random, 3);
 }
 
@@ -129,6 +132,7 @@ static dc_options options_of(int64_t number)
     choose_batch(&o.spec, &random);
     choose_memory(&o, &random);
     choose_model(&o, &random);
+    o.spec.init_flags = RSSM_INIT_NO_SMALL_FLUSH; /* the CPU beside it has no small batches */
     return o;
 }
 
@@ -252,14 +256,21 @@ static void give_inputs(dc_case *c)
     dc_put_inputs(c, 0);
 }
 
-dc_worst case_step(dc_case *c)
+dc_worst case_step_of(dc_case *c, void (*change)(dc_case *c))
 {
     int64_t slots[MAX_ROWS];
     int32_t force[MAX_ROWS];
     prepare_step(c, slots, force);
     dc_begin(c, slots, force);
+    if (change)
+        change(c);
     give_inputs(c);
     return dc_decode_checked(c, 0);
+}
+
+dc_worst case_step(dc_case *c)
+{
+    return case_step_of(c, NULL);
 }
 
 static dc_case *case_new(int64_t number, int engine)
@@ -394,10 +405,30 @@ START_TEST(random_case)
 }
 END_TEST
 
+/* The kernels' longest window is planned, and one token more is not. */
+START_TEST(longest_window)
+{
+    for (int drafts = RSSM_VERIFY_MAX_T - 1; drafts <= RSSM_VERIFY_MAX_T; drafts++) {
+        h_spec spec = h_defaults((h_spec){.family = GDN, .L = RSSM_VERIFY_MAX_T + 8, .drafts = drafts});
+        rssm_dims dims = h_dims(&spec);
+        rssm_init_args args = h_init_args(&spec, &dims);
+        args.cpu_level = RSSM_CPU_SCALAR; /* the mirror's word for the GPU */
+        rssm_plugin *plugin = NULL;
+        rssm_error err = h_error();
+        rssm_status status = h_api()->init(&args, &plugin, &err);
+        bool fits = drafts < RSSM_VERIFY_MAX_T;
+        dc_check(status == (fits ? RSSM_OK : RSSM_ERR_UNSUPPORTED), "%d drafts: %s", drafts, err.message);
+        dc_check(fits || (!plugin && strstr(err.message, "max_draft_tokens = 16")), "%d drafts: %s", drafts,
+                 err.message);
+        h_teardown(&plugin);
+    }
+}
+END_TEST
+
 void add_random_cases(Suite *s)
 {
     TCase *t = tcase_create("random");
-    int64_t mine = (share.last - share.first - share.part + share.parts - 1) / share.parts;
-    tcase_add_loop_test(t, random_case, 0, (int)mine);
+    tcase_add_test(t, longest_window);
+    tcase_add_loop_test(t, random_case, 0, gpu_share_of(share.last - share.first));
     suite_add_tcase(s, t);
 }

@@ -32,7 +32,7 @@ static h_spec host_spec(int i)
     spec.S = SLOTS;
     spec.num_slots = SLOTS;
     spec.layers = LAYERS;
-    spec.init_flags = RSSM_INIT_CONV_STATE;
+    spec.init_flags = RSSM_INIT_CONV_STATE | RSSM_INIT_NO_SMALL_FLUSH; /* the CPU beside it has no small batches */
     return spec;
 }
 
@@ -852,9 +852,9 @@ START_TEST(bytes_per_second)
     double records = 8 * (32 * 128 * 2 + 16 * 128 * 2 + 32 * 4);
     report(_i ? "fork, 16-bit state," : "fork", 2.0 * MANY * (double)r->layout.slot_total_bytes, seconds[0], bandwidth,
            0.7);
-    /* The goal is 0.7 for these too; half a ring's fold does not hold it yet (docs/cuda.md). */
+    /* The goal is 0.7 for 16-bit states too; they do not hold it yet (docs/cuda.md). */
     report(_i ? "export, 16-bit state," : "export", MANY * LAYERS * (2 * state + records + history * (_i ? 2 : 3)),
-           seconds[1], bandwidth, _i ? 0.33 : 0.55);
+           seconds[1], bandwidth, _i ? 0.42 : 0.7);
     states_free(&x);
     array_free(src);
     array_free(dst);
@@ -866,15 +866,15 @@ void add_slots(Suite *s)
 {
     TCase *t = tcase_create("slots");
     tcase_set_timeout(t, 600);
-    tcase_add_loop_test(t, streams_cross_over, 0, NUM_HOSTS);
-    tcase_add_loop_test(t, copies, 0, NUM_HOSTS);
-    tcase_add_loop_test(t, a_fork_decodes_as_its_source, 0, NUM_HOSTS);
-    tcase_add_loop_test(t, exports, 0, NUM_HOSTS);
-    tcase_add_loop_test(t, imports, 0, NUM_HOSTS);
-    tcase_add_loop_test(t, flushes, 0, NUM_HOSTS);
-    tcase_add_loop_test(t, convolutions, 0, NUM_HOSTS);
-    tcase_add_loop_test(t, a_graph_of_slot_operations, 0, NUM_HOSTS);
-    if (!share.small)
+    gpu_add_loop(t, streams_cross_over, NUM_HOSTS);
+    gpu_add_loop(t, copies, NUM_HOSTS);
+    gpu_add_loop(t, a_fork_decodes_as_its_source, NUM_HOSTS);
+    gpu_add_loop(t, exports, NUM_HOSTS);
+    gpu_add_loop(t, imports, NUM_HOSTS);
+    gpu_add_loop(t, flushes, NUM_HOSTS);
+    gpu_add_loop(t, convolutions, NUM_HOSTS);
+    gpu_add_loop(t, a_graph_of_slot_operations, NUM_HOSTS);
+    if (!share.small && !share.part)
         tcase_add_loop_test(t, bytes_per_second, 0, 2);
     suite_add_tcase(s, t);
 }

@@ -538,12 +538,15 @@ END_TEST
 void add_streams(Suite *s)
 {
     TCase *t = tcase_create("streams");
-    tcase_add_loop_test(t, a_graph_replayed_is_the_pass, 0, share.small ? 3 : NUM_HOSTS);
-    tcase_add_loop_test(t, a_captured_reset, 0, share.small ? 1 : NUM_HOSTS);
-    tcase_add_test(t, the_hosts_context_stays_current);
+    gpu_add_loop(t, a_graph_replayed_is_the_pass, share.small ? 3 : NUM_HOSTS);
+    gpu_add_loop(t, a_captured_reset, share.small ? 1 : NUM_HOSTS);
     if (!share.small) {
-        tcase_add_loop_test(t, work_stays_on_the_hosts_stream, 0, NUM_HOSTS);
-        tcase_add_loop_test(t, half_of_a_batch, 0, NUM_HOSTS);
+        gpu_add_loop(t, work_stays_on_the_hosts_stream, NUM_HOSTS);
+        gpu_add_loop(t, half_of_a_batch, NUM_HOSTS);
+    }
+    if (!share.part)
+        tcase_add_test(t, the_hosts_context_stays_current);
+    if (!share.part && !share.small) {
         tcase_add_test(t, two_instances_at_once);
         tcase_add_test(t, planning_leaves_the_gpu_alone);
         tcase_add_test(t, beside_a_cuda_runtime); /* last: it leaves a runtime in the process */

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cuda/small_variants.h"
 #include "fake_cuda/fake_cuda.h"
 #include "rssm_conv.h"
 #include "rssm_fault.h"
@@ -434,9 +435,9 @@ static const enqueued device_calls[] = {
     {decode, 1, "rssm_step_gdn"},
     {convolve, 1, "rssm_conv"},
     {copy_slots, 1, "rssm_slots_copy"},
-    {import_states, 1, "rssm_slots_import"},
-    {export_states, 1, "rssm_slots_export"},
-    {flush_slots, 2, "rssm_slots_flush"}, /* the cursors move last */
+    {import_states, 1, "rssm_slots_give"},
+    {export_states, 1, "rssm_slots_take"},
+    {flush_slots, 2, "rssm_slots_take"}, /* the cursors move last */
     {verify_begin, 1, "rssm_verify_begin"},
     {convolve_windows, 1, "rssm_conv"},
     {verify, 1, "rssm_verify_gdn"},
@@ -480,6 +481,91 @@ START_TEST(a_saved_slot_comes_back)
     for (int64_t i = 0; i < 2 * 128 * 128; i++)
         ck_assert(h_get(state, 4, i / 16384, i / 128 % 128, i % 128) ==
                   h_get(state, 1, i / 16384, i / 128 % 128, i % 128));
+    run_free(&r);
+}
+END_TEST
+
+/* Which instances have small batches, and when their kernel runs. */
+typedef struct small_case {
+    int32_t state, io, ring, L;
+    uint32_t flags;
+    bool host_pos, flushes; /* flushes: there are small batches */
+    int beyond;             /* rows beyond small_batch */
+    bool small;             /* the kernel for small batches runs */
+} small_case;
+
+#define NO_SMALL RSSM_INIT_NO_SMALL_FLUSH
+#define SMALL    RSSM_INIT_SMALL_FLUSH
+
+static const small_case small_cases[] = {
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .small = true},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, SMALL, .flushes = true, .small = true},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .beyond = 1},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, NO_SMALL, .small = false},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .host_pos = true},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_FLOAT32, 0, 16, 0, .flushes = true, .small = true},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_FLOAT32, 16, 0, .small = false}, /* no such kernel */
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_FLOAT16, 0, 16, 0, .small = false},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 17, 0, .small = false},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .small = false},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, SMALL, .flushes = true, .small = true},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, SMALL, .flushes = true, .beyond = 1},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 1, 0, .small = true},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 1, 0, .small = true},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 1, 0, .host_pos = true, .small = true},
+    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 1, 0, .beyond = 600},
+};
+enum { SMALL_CASES = sizeof small_cases / sizeof small_cases[0] };
+
+static h_spec small_spec(const small_case *c)
+{
+    return (h_spec){.family = RSSM_FAMILY_GDN,
+                    .H = 1,
+                    .HV = 2,
+                    .K = 128,
+                    .V = 128,
+                    .B = 1,
+                    .S = 1,
+                    .L = c->L,
+                    .state = c->state,
+                    .io = c->io,
+                    .gate = c->io,
+                    .ring = c->ring,
+                    .host_pos = c->host_pos,
+                    .init_flags = c->flags};
+}
+
+START_TEST(small_batches)
+{
+    const small_case *c = &small_cases[_i];
+    h_spec spec = small_spec(c);
+    run r;
+    run_new(&r, spec);
+    rssm_description d = {.struct_size = sizeof d};
+    rssm_error err = h_error();
+    ck_assert_int_eq(h_api()->describe(r.plugin, &d, &err), RSSM_OK);
+    ck_assert_msg((d.small_batch > 0) == (c->flushes && RSSM_CUDA_SMALL_ON), "small_batch = %d", d.small_batch);
+    run_free(&r);
+    spec.B = c->beyond ? d.small_batch + c->beyond : 1;
+    spec.S = spec.num_slots = spec.B;
+    run_new(&r, spec);
+    MUST(&r, prepare);
+    MUST(&r, pool_create);
+    MUST(&r, decode);
+    const char *kernel = fake->launch[(fake->launches - 1) % FAKE_LAUNCHES].kernel;
+    ck_assert_msg((strstr(kernel, "_small_") != NULL) == (c->small && RSSM_CUDA_SMALL_ON), "%d rows, %s", (int)spec.B,
+                  kernel);
+    ck_assert_int_eq(fake->misuse, 0);
+    run_free(&r);
+}
+END_TEST
+
+START_TEST(small_flags_together)
+{
+    run r;
+    rssm_error err = h_error();
+    ck_assert_int_eq(run_init(&r, tuned(), SMALL | NO_SMALL, 0, &err), RSSM_ERR_ARGUMENT);
+    ck_assert_ptr_null(r.plugin);
     run_free(&r);
 }
 END_TEST
@@ -662,6 +748,52 @@ START_TEST(plan_then_fork)
     int how = -1;
     ck_assert_int_eq(waitpid(child, &how, 0), child);
     ck_assert_msg(WIFEXITED(how) && WEXITSTATUS(how) == 0, "the child failed");
+}
+END_TEST
+
+static int not_refused(rssm_status status, const rssm_error *err)
+{
+    return status != RSSM_ERR_CUDA || err->cuda_error != CUDA_ERROR_NOT_INITIALIZED;
+}
+
+/* In a forked child: calls on the device that were not refused. */
+static int calls_without_a_driver(run *r)
+{
+    int wrong = 0;
+    rssm_error err;
+    run late;
+    for (int i = 2; i < NUM_ACTIONS; i++) { /* the pool is there */
+        if (scenario[i] == load)            /* there is nothing to load: save was refused */
+            continue;
+        err = h_error();
+        wrong += not_refused(scenario[i](r, &err), &err);
+    }
+    run_new(&late, tuned());
+    err = h_error();
+    wrong += not_refused(prepare(&late, &err), &err);
+    run_free(&late);
+    run_free(r);
+    return wrong;
+}
+
+/* A driver does not survive a fork: the child's calls say so, and the parent knows nothing of it. */
+START_TEST(fork_after_prepare)
+{
+    run r;
+    run_new(&r, tuned());
+    for (int i = 0; i < NUM_ACTIONS; i++)
+        MUST(&r, scenario[i]);
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0)
+        _exit(calls_without_a_driver(&r));
+    int how = -1;
+    ck_assert_int_eq(waitpid(child, &how, 0), child);
+    ck_assert_msg(WIFEXITED(how) && WEXITSTATUS(how) == 0, "%d of the child's calls were not refused", how >> 8);
+    for (int i = 2; i < NUM_ACTIONS; i++)
+        MUST(&r, scenario[i]);
+    run_free(&r);
+    assert_nothing_held("after the fork");
 }
 END_TEST
 
@@ -1159,6 +1291,7 @@ static Suite *suite(void)
                                                 &the_plugin_allocated_pool_is_zero,
                                                 &a_step_only_enqueues,
                                                 &a_saved_slot_comes_back,
+                                                &small_flags_together,
                                                 &the_general_kernel_serves_the_rest,
                                                 &little_shared_memory,
                                                 &streams_are_passed_on,
@@ -1167,6 +1300,7 @@ static Suite *suite(void)
                                                 &the_current_context_stays_the_hosts,
                                                 &two_instances,
                                                 &plan_then_fork,
+                                                &fork_after_prepare,
                                                 &no_device,
                                                 &no_driver,
                                                 &device_memory_through_callbacks,
@@ -1179,6 +1313,7 @@ static Suite *suite(void)
     tcase_add_checked_fixture(t, start, NULL);
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
         tcase_add_test(t, *tests[i]);
+    tcase_add_loop_test(t, small_batches, 0, SMALL_CASES);
     tcase_add_loop_test(t, an_old_driver, 0, FAKE_ENTRIES);
     tcase_add_loop_test(t, every_call_may_fail, 0, NUM_ERRORS);
     tcase_add_loop_test(t, failures_stay_with_their_instance, 0, NUM_ERRORS_BESIDE);

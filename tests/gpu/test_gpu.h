@@ -5,7 +5,7 @@
 #include <check.h>
 #include <stdint.h>
 
-/* Which of all random cases this process runs, and whether under a sanitizer: fewer, smaller. */
+/* Which part of all tests this process runs, and whether under a sanitizer: fewer, smaller. */
 typedef struct gpu_share {
     int64_t part, parts;
     int small;
@@ -13,6 +13,20 @@ typedef struct gpu_share {
 } gpu_share;
 
 extern gpu_share share;
+
+/* How many of `count` numbered tests this process runs: numbers share.part + i * share.parts. */
+static inline int gpu_share_of(int64_t count)
+{
+    return (int)((count - share.part + share.parts - 1) / share.parts);
+}
+
+/* Its stretch of the loop 0 .. count - 1. */
+static inline void gpu_add_loop(TCase *t, const TTest *test, int64_t count)
+{
+    const int64_t from = count * share.part / share.parts, to = count * (share.part + 1) / share.parts;
+    if (from < to)
+        tcase_add_loop_test(t, test, (int)from, (int)to);
+}
 
 void add_random_cases(Suite *s); /* random_cases.c: against double precision and against the CPU backend */
 void add_kernels(Suite *s);      /* kernels.c: every tuned kernel of the table, at the batch that chooses it */

@@ -136,7 +136,7 @@ static void one_step_begin(int round)
     world w = make_world();
     rssm_begin a = {};
     a.B = ROWS, a.L = w.L, a.R = w.R, a.conv_len = w.conv_len, a.S = SLOTS, a.pad_slot = draw() % 2 ? 2 : -1;
-    a.slots = list(w.slots), a.force_flush = list(w.force);
+    a.slots = list(w.slots), a.force_flush = list(w.force), a.flush_all = draw() % 3 == 0;
     a.cursor_slot = CURSOR_STRIDE, a.rows_row = ROW_STRIDE;
     a.cursor = w.cpu.cursor, a.rows = w.cpu.rows, a.fault = &w.cpu.fault;
     rssm_cpu_begin(&a);

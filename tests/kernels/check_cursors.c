@@ -53,9 +53,10 @@ static void check_moves(void *ctx, int32_t L, int32_t R, random_state *r)
     for (int32_t step = 0; step < 5 * R + 7; step++) {
         for (int32_t i = 0; i < SLOTS; i++)
             c.force[i] = random_between(r, 0, 9) == 0;
+        c.begin.flush_all = random_between(r, 0, 5) == 0;
         begin(&c);
         for (int32_t i = 0; i < SLOTS; i++) {
-            int32_t flush = count[i] >= L - 1 || c.force[i];
+            int32_t flush = count[i] >= L - 1 || c.force[i] || c.begin.flush_all;
             const int32_t expected[8] = {i, base[i], count[i], flush, step % COLUMNS, i, 1, 0};
             wrong += memcmp(c.rows + 9 * i, expected, sizeof expected) != 0;
             base[i] = flush ? (base[i] + count[i]) % R : base[i];
@@ -67,6 +68,35 @@ static void check_moves(void *ctx, int32_t L, int32_t R, random_state *r)
     }
     check(wrong == 0, "%d rows or cursors are wrong", wrong);
     check(c.fault == 0, "fault word %u", (unsigned)c.fault);
+}
+
+/* A small batch flushes all rows and leaves their phases alone: when the batch grows, windows end where the phases say. */
+static void check_small_batches(void *ctx, int32_t L)
+{
+    cursors c;
+    start(&c, ctx, L, L);
+    check_context("small batches L=%d", L);
+    for (int32_t i = 0; i < SLOTS; i++)
+        c.cursor[6 * i + 3] = i % L;
+    for (int32_t step = 0; step < 3; step++) {
+        c.begin.flush_all = 1;
+        begin(&c);
+        for (int32_t i = 0; i < SLOTS; i++) {
+            int32_t ends = i % L == L - 1; /* a window of one token: it ends in the first step, and so does its phase */
+            check(c.rows[9 * i + 2] == 0 && c.rows[9 * i + 3] == 1, "step %d: row %d does not flush alone", step, i);
+            check(c.cursor[6 * i + 1] == 0 && c.cursor[6 * i + 3] == (ends ? 0 : i % L), "step %d: phase of slot %d",
+                  step, i);
+        }
+    }
+    c.begin.flush_all = 0;
+    for (int32_t step = 0; step < 2 * L; step++) {
+        begin(&c);
+        for (int32_t i = 0; i < SLOTS; i++) {
+            int32_t first = i % L == L - 1 ? L : L - i % L; /* tokens of the first window */
+            int32_t flush = step + 1 >= first && (step + 1 - first) % L == 0;
+            check(c.rows[9 * i + 3] == flush, "step %d after them: row %d flush %d", step, i, c.rows[9 * i + 3]);
+        }
+    }
 }
 
 static void check_padding_and_faults(void *ctx)
@@ -492,6 +522,7 @@ void check_cursors(const test_options *options)
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         check_moves(ctx, lengths[i], lengths[i], &r);
         check_moves(ctx, lengths[i], lengths[i] + 3, &r);
+        check_small_batches(ctx, lengths[i]);
         check_reset(ctx, lengths[i]);
     }
     check_padding_and_faults(ctx);

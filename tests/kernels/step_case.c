@@ -21,8 +21,12 @@ static void fill_normal(random_state *r, const rssm_input *input, int64_t rows, 
 /* rows x width elements with a gap between rows, at an address that is aligned to the element alone. */
 static rssm_input make_input(step_case *c, random_state *r, int which, int32_t dtype, int64_t rows, int64_t width)
 {
-    int64_t row = width + random_between(r, 0, 5), element = element_bytes(dtype);
-    c->mem[which] = guarded_new(rows * row * element, random_between(r, 0, 7) * element);
+    int64_t row = width + random_between(r, 0, 5), element = element_bytes(dtype), first = random_between(r, 0, 7);
+    if (c->aligned) {
+        row = (row + 7) / 8 * 8;
+        first = 0;
+    }
+    c->mem[which] = guarded_new(rows * row * element, first * element);
     return (rssm_input){.data = c->mem[which].data, .row = rows == 1 ? 0 : row, .dtype = dtype};
 }
 
@@ -135,8 +139,8 @@ static void make_rows(step_case *c, random_state *r, int host_kept)
 {
     rssm_step *s = &c->step;
     if (!host_kept) {
-        s->rows_row = 8 + random_between(r, 0, 2);
-        c->mem[MEM_ROWS] = guarded_new(s->B * s->rows_row * 4, 4 * random_between(r, 0, 3));
+        s->rows_row = 8 + random_between(r, 0, 2) * (c->aligned ? 4 : 1);
+        c->mem[MEM_ROWS] = guarded_new(s->B * s->rows_row * 4, 4 * random_between(r, 0, 3) * (c->aligned ? 4 : 1));
         s->rows = (const int32_t *)(const void *)c->mem[MEM_ROWS].data;
         for (int64_t b = 0; b < s->B; b++) {
             const case_row *row = &c->rows[b];
@@ -178,10 +182,10 @@ static void make_inputs(step_case *c, random_state *r, const case_wish *wish, do
     fill_normal(r, &s->k, s->B, qk, 0, spread);
     fill_normal(r, &s->v, s->B, v, 0, magnitude);
     int64_t gates = s->family == RSSM_FAMILY_KDA ? (int64_t)s->HV * s->K : s->HV;
-    s->a = make_input(c, r, MEM_A, random_between(r, 0, 1) ? io : RSSM_DTYPE_FLOAT32, s->B, gates);
+    s->a = make_input(c, r, MEM_A, random_between(r, 0, 1) || c->aligned ? io : RSSM_DTYPE_FLOAT32, s->B, gates);
     fill_normal(r, &s->a, s->B, gates, -1, random_between(r, 0, 3) ? 2 : 12);
     if (s->family != RSSM_FAMILY_MAMBA2) {
-        s->b = make_input(c, r, MEM_B, random_between(r, 0, 1) ? io : RSSM_DTYPE_FLOAT32, s->B, s->HV);
+        s->b = make_input(c, r, MEM_B, random_between(r, 0, 1) || c->aligned ? io : RSSM_DTYPE_FLOAT32, s->B, s->HV);
         fill_normal(r, &s->b, s->B, s->HV, 0, 2);
     } else if (!wish->plain && random_between(r, 0, 1)) {
         s->z = make_input(c, r, MEM_Z, io, s->B, v);
@@ -265,6 +269,7 @@ void step_case_make(step_case *c, random_state *r, const case_wish *wish)
     double magnitude = wish->magnitude > 0 ? wish->magnitude : 1;
     int host_kept = random_between(r, 0, 3) == 0 && !wish->drafts;
     memset(c, 0, sizeof *c);
+    c->aligned = wish->aligned;
     choose_sizes(&c->step, r, wish);
     choose_flags(&c->step, r, wish);
     choose_rows(c, r, wish, host_kept);

@@ -40,6 +40,8 @@ typedef struct step_case {
     case_row rows[MAX_ROWS];
     guarded mem[MEM_COUNT];
     uint32_t fault;
+    int32_t aligned;
+    double record_ulps; /* of a k in the ring; 0 = 1 */
 } step_case;
 
 /* What a test fixes; 0 = random. */
@@ -49,6 +51,7 @@ typedef struct case_wish {
     int32_t no_padding, out_is_io;
     int32_t drafts;   /* > 0: R = L + drafts, L >= drafts, rows[B, 8] */
     int32_t plain;    /* 1: normalised q and k, A_log, dt_bias; no D, z, limits, A */
+    int32_t aligned;  /* 1: rows of inputs start at multiples of 16 bytes, and gates have the inputs' dtype */
     double magnitude; /* of v and the records; 0 = 1 */
 } case_wish;
 
@@ -89,6 +92,8 @@ void bars_check(const level_under_test *level, const level_bars *bars); /* outpu
 void check_case_out(const step_case *c, const oracle *o, level_bars *bars);
 void check_case_state(const step_case *c, const oracle *o, int64_t b, level_bars *bars);
 void check_case_record(const step_case *c, const oracle *o, int64_t b);
+/* All bytes that the step must not write, guard bytes too. */
+void check_case_untouched(const step_case *original, const step_case *after);
 /* A value of a 16-bit or float32 tensor: within `ulps` of its dtype and a little of the magnitudes that were added. */
 int is_near(int32_t dtype, double got, double exact, double scale, double ulps);
 

@@ -167,6 +167,9 @@ static void init_plugin(dc_case *c)
     rssm_error err = h_error();
     rssm_status status = h_api()->init(&args, &c->plugin, &err);
     dc_check(status == RSSM_OK, "init: %s", err.message);
+    rssm_description d = {.struct_size = sizeof d};
+    dc_equal(h_api()->describe(c->plugin, &d, &err), RSSM_OK);
+    c->small_batch = d.small_batch;
     status = h_api()->prepare(c->plugin, &err);
     dc_check(status == RSSM_OK, "prepare: %s", err.message);
 }

@@ -77,7 +77,8 @@ typedef struct dc_case {
     int64_t R;
     rec_model model;
     rssm_plugin *plugin;
-    h_call **calls; /* [layers] tensors of each layer; rows, write_pos, ... of all are those of layer 0 */
+    int32_t small_batch; /* as describe says it */
+    h_call **calls;      /* [layers] tensors of each layer; rows, write_pos, ... of all are those of layer 0 */
     h_tensor cursor;
     h_tensor *conv;            /* [layers] */
     h_tensor slots, force;     /* [B] of step_begin */

@@ -61,7 +61,9 @@ bool h_has_family(int32_t family)
 
 bool h_had_no_family(void)
 {
-    return families_asked && !families_had;
+    bool none = families_asked && !families_had;
+    families_asked = families_had = 0;
+    return none;
 }
 
 int32_t h_family(int32_t preferred)

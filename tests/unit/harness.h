@@ -28,7 +28,7 @@ extern const rssm_api *(*h_front)(const rssm_api *real);
 bool h_has_family(int32_t family);
 int32_t h_family(int32_t preferred);
 void h_need_family(int32_t family); /* numbers that are no family are let through: a plugin refuses them itself */
-bool h_had_no_family(void);         /* h_has_family was asked, and always said no: nothing was tested */
+bool h_had_no_family(void);         /* h_has_family was asked since this was, and always said no: nothing was tested */
 #define H_FAMILIES(family, first, last)                                   \
     for (int32_t family = (first); family <= (int32_t)(last); (family)++) \
         if (h_has_family(family))

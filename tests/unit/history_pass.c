@@ -14,6 +14,7 @@ typedef struct pass_row {
     int32_t force; /* plain */
     int32_t start, len;
     int32_t base, count, conv; /* the slot's before the pass */
+    bool ends;                 /* plain: its window ends here, or by force */
     bool flush;
 } pass_row;
 
@@ -378,8 +379,8 @@ static void expect_rows(hi_world *w, pass *p)
         row->base = slot->base;
         row->count = slot->count;
         row->conv = slot->conv;
-        row->flush =
-            p->verify ? row->count + row->len > s->L : row->count >= s->L - 1 - slot->shortened || row->force != 0;
+        row->ends = row->count >= s->L - 1 - slot->shortened || row->force != 0;
+        row->flush = p->verify ? row->count + row->len > s->L : row->ends || p->B <= w->c->small_batch;
     }
 }
 
@@ -407,7 +408,8 @@ static void move_plain(hi_world *w, const pass_row *row)
     hi_change *change = &w->change[row->slot];
     if (row->flush) {
         slot->base = (int32_t)((row->base + row->count) % w->c->R);
-        slot->count = slot->shortened = 0;
+        slot->count = 0;
+        slot->shortened = row->ends ? 0 : slot->shortened;
         change->state = true;
         w->figures->flushes++;
     } else {
@@ -836,7 +838,8 @@ void hi_op_versus(hi_world *w)
     pass p;
     int32_t T = 1 + (int32_t)hi_pick(w, w->c->spec.drafts + 1), n = (int32_t)hi_pick(w, T + 1);
     const hi_slot *slot = &w->slots[from];
-    bool quiet = slot->count + T <= w->c->spec.L && slot->count + n <= w->c->spec.L - 1 - slot->shortened;
+    bool quiet =
+        slot->count + T <= w->c->spec.L && slot->count + n <= w->c->spec.L - 1 - slot->shortened && !w->c->small_batch;
     const int64_t accepted[1] = {n};
     hi_begin(w);
     pass_init(&p, true);

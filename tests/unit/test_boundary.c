@@ -62,6 +62,7 @@ typedef struct life {
     rssm_plugin *plugin;
     h_call *call;
     h_tensor slots, rows;
+    int pipe; /* to a parent */
 } life;
 
 static h_spec life_spec(int32_t family)
@@ -76,20 +77,25 @@ static void must(rssm_status status, const rssm_error *err, const char *what)
     ck_assert_msg(status == RSSM_OK, "%s: %s: %s", what, h_api()->status_name(status), err->message);
 }
 
-/* In place: the tensors point into themselves. */
-static void life_begin(life *l, const h_spec *spec)
+/* An instance that nothing was asked of yet. In place: the tensors point into themselves. */
+static void life_plan(life *l, const h_spec *spec)
 {
     *l = (life){.spec = *spec, .plugin = h_init(spec), .call = h_call_new(spec, 5)};
-    rssm_error err = h_error();
-    must(h_api()->prepare(l->plugin, &err), &err, "prepare");
-    must(h_api()->pool_create(l->plugin, NULL, &err), &err, "pool_create");
-    must(h_api()->pool_tensors(l->plugin, 0, l->call->roles, RSSM_T_COUNT, &err), &err, "pool_tensors");
     const int64_t shape[] = {spec->B, RSSM_ROW_WIDTH};
     h_tensor_make(&l->slots, h_int_type(32), 1, shape, 0);
     h_tensor_make(&l->rows, h_int_type(32), 2, shape, 0);
     for (int64_t b = 0; b < spec->B; b++)
         h_set(&l->slots.t, b, 0, 0, 0, (double)b);
     l->call->roles[RSSM_T_ROWS] = &l->rows.t;
+}
+
+static void life_begin(life *l, const h_spec *spec)
+{
+    life_plan(l, spec);
+    rssm_error err = h_error();
+    must(h_api()->prepare(l->plugin, &err), &err, "prepare");
+    must(h_api()->pool_create(l->plugin, NULL, &err), &err, "pool_create");
+    must(h_api()->pool_tensors(l->plugin, 0, l->call->roles, RSSM_T_COUNT, &err), &err, "pool_tensors");
     rssm_step_begin_args begin = {.struct_size = sizeof(begin), .slots = &l->slots.t, .rows_out = &l->rows.t};
     must(h_api()->step_begin(l->plugin, &begin, &err), &err, "step_begin");
 }
@@ -683,7 +689,8 @@ static const bad_option bad_options[] = {
     OPTION(num_threads, -1, RSSM_ERR_ARGUMENT), OPTION(num_threads, 1 << 30, RSSM_ERR_ARGUMENT),
     OPTION(has_pad_slot, 2, RSSM_ERR_ARGUMENT), OPTION(has_pad_slot, -1, RSSM_ERR_ARGUMENT),
     OPTION(cpu_level, 5, RSSM_ERR_ARGUMENT),    OPTION(cpu_level, -1, RSSM_ERR_ARGUMENT),
-    OPTION(flags, 8, RSSM_ERR_ARGUMENT),        OPTION(flags, INT32_MIN, RSSM_ERR_ARGUMENT),
+    OPTION(flags, 32, RSSM_ERR_ARGUMENT),       OPTION(flags, 8 | 16, RSSM_ERR_ARGUMENT),
+    OPTION(flags, 1 << 30, RSSM_ERR_ARGUMENT),  OPTION(flags, INT32_MIN, RSSM_ERR_ARGUMENT),
     OPTION(tp_size, -1, RSSM_ERR_TP),           OPTION(tp_rank, 1, RSSM_ERR_TP),
     OPTION(ring_length, 65, RSSM_ERR_ARGUMENT), OPTION(max_draft_tokens, 3, RSSM_ERR_ARGUMENT),
 };
@@ -797,7 +804,19 @@ START_TEST(test_cuda_device)
     rssm_error err = h_error();
     ck_assert_msg(init_and_drop(&args, &err) == (cuda ? RSSM_OK : RSSM_ERR_UNSUPPORTED), "%s", err.message);
     ck_assert(cuda || strstr(err.message, "CUDA"));
-    args.ring_length = 40; /* its kernels' windows end at 16 tokens */
+}
+END_TEST
+
+/* Our CUDA kernels' windows end at 16 tokens: one more is refused by init. */
+START_TEST(test_longest_cuda_window)
+{
+    rssm_info info = {.struct_size = sizeof(info)};
+    ck_assert_int_eq(h_api()->plugin_info(&info, NULL), RSSM_OK);
+    bool cuda = strstr(info.backends, "cuda") != NULL;
+    rssm_init_args args = plain_args();
+    rssm_error err = h_error();
+    args.device_type = kDLCUDA;
+    args.ring_length = 40;
     args.max_draft_tokens = 15;
     ck_assert_msg(init_and_drop(&args, &err) == (cuda ? RSSM_OK : RSSM_ERR_UNSUPPORTED), "%s", err.message);
     args.max_draft_tokens = 16;
@@ -1225,6 +1244,55 @@ static uint64_t child_drops(life *l)
     return h_api()->teardown(&l->plugin, NULL) || l->plugin ? 0 : 1;
 }
 
+/* Device calls of an instance whose GPU the parent has touched: refused with a reason, and teardown works. */
+static bool refuses(rssm_status status, const rssm_error *err, const char *what)
+{
+    bool precise = (status == RSSM_ERR_CUDA || status == RSSM_ERR_DEVICE_LOST) && err->message[0];
+    if (!precise)
+        dprintf(STDOUT_FILENO, "%s in a forked child: %s: %.200s. ", what, h_api()->status_name(status),
+                status ? err->message : "");
+    return precise;
+}
+
+#define REFUSES(call, what) (err = h_error(), refuses(call, &err, what))
+
+static uint64_t child_without_a_gpu(life *l)
+{
+    rssm_error err;
+    rssm_step_begin_args begin = {.struct_size = sizeof(begin), .slots = &l->slots.t, .rows_out = &l->rows.t};
+    rssm_description d = {.struct_size = sizeof(d)};
+    bool fine = h_api()->describe(l->plugin, &d, NULL) == RSSM_OK;
+    fine = REFUSES(h_api()->step_begin(l->plugin, &begin, &err), "step_begin") && fine;
+    fine = REFUSES(h_api()->decode(l->plugin, &l->call->args, &err), "decode") && fine;
+    return child_drops(l) && fine;
+}
+
+static uint64_t child_without_a_pool(life *l)
+{
+    rssm_error err;
+    bool fine = REFUSES(h_api()->pool_create(l->plugin, NULL, &err), "pool_create");
+    return child_drops(l) && fine;
+}
+
+static uint64_t child_prepares_too_late(life *l)
+{
+    rssm_error err;
+    bool fine = REFUSES(h_api()->prepare(l->plugin, &err), "prepare");
+    return child_drops(l) && fine;
+}
+
+/* Threads are made anew in a child; a GPU that the parent has touched is out of its reach. */
+static const struct {
+    const char *what;
+    bool init, prepare; /* another instance, as far as this, is the child's */
+    uint64_t (*cpu)(life *l), (*gpu)(life *l);
+} forks[] = {
+    {"fork of an instance that has worked", false, false, child_decodes, child_without_a_gpu},
+    {"fork, and the child tears down at once", false, false, child_drops, child_drops},
+    {"fork after init, beside an instance that has worked", true, false, child_prepares, child_prepares_too_late},
+    {"fork after prepare", true, true, child_prepares, child_without_a_pool},
+};
+
 START_TEST(test_fork)
 {
     if (NO_FORK)
@@ -1235,22 +1303,50 @@ START_TEST(test_fork)
     life_begin(&l, &spec);
     uint64_t hash = run_life(&l, 6);
     ck_assert_uint_ne(hash, 0);
-    if (_i == 0)
-        in_child(child_decodes, &l, hash, "fork with threads that have worked");
-    if (_i == 1)
-        in_child(child_drops, &l, 1, "fork, and the child tears down at once");
     rssm_plugin *second = h_init(&spec);
-    if (_i >= 2) {
-        life fresh = l;
-        fresh.plugin = second;
-        if (_i == 3)
-            ck_assert_int_eq(h_api()->prepare(second, NULL), RSSM_OK);
-        in_child(child_prepares, &fresh, hash, _i == 2 ? "fork after init" : "fork after prepare");
-    }
+    if (forks[_i].prepare)
+        ck_assert_int_eq(h_api()->prepare(second, NULL), RSSM_OK);
+    life childs = l;
+    childs.plugin = forks[_i].init ? second : l.plugin;
+    uint64_t (*child)(life * l) = h_on_cuda() ? forks[_i].gpu : forks[_i].cpu;
+    const bool decodes = child == child_decodes || child == child_prepares;
+    in_child(child, &childs, decodes ? hash : 1, forks[_i].what);
     ck_assert_msg(run_life(&l, 6) == hash, "the parent decodes other tokens after the fork");
     h_teardown(&second);
     life_end(&l);
-    ck_assert_int_eq(thread_count(), threads);
+    if (!h_on_cuda()) /* its driver has threads of its own */
+        ck_assert_int_eq(thread_count(), threads);
+}
+END_TEST
+
+static uint64_t child_writes_its_hash(life *l)
+{
+    uint64_t hash = child_prepares(l);
+    return write(l->pipe, &hash, sizeof(hash)) == sizeof(hash);
+}
+
+/* Plan, then fork: the same bits in both, on any device. */
+START_TEST(test_fork_of_a_plan)
+{
+    if (NO_FORK)
+        return;
+    h_spec spec = fork_spec();
+    int ends[2];
+    uint64_t childs = 0;
+    ck_assert_int_eq(pipe(ends), 0);
+    life l;
+    life_plan(&l, &spec);
+    l.pipe = ends[1];
+    in_child(child_writes_its_hash, &l, 1, "fork after init");
+    ck_assert_int_eq(read(ends[0], &childs, sizeof(childs)), sizeof(childs));
+    close(ends[0]);
+    close(ends[1]);
+    rssm_error err = h_error();
+    must(h_api()->prepare(l.plugin, &err), &err, "prepare");
+    must(h_api()->pool_create(l.plugin, NULL, &err), &err, "pool_create");
+    uint64_t hash = run_life(&l, 6);
+    ck_assert_msg(hash && hash == childs, "parent and child decode other tokens");
+    life_end(&l);
 }
 END_TEST
 
@@ -1868,6 +1964,7 @@ void boundary_tests(h_suite *suite)
     add(suite, "pad slot without its flag", test_pad_slot_without_flag, 1);
     add(suite, "allocator pairs", test_allocator_pairs, 1);
     add(suite, "CUDA device", test_cuda_device, 1);
+    add_ours(suite, "longest CUDA window", test_longest_cuda_window, 1);
     add_ours(suite, "order", test_order, 3);
     add(suite, "teardown", test_teardown, 3);
     add(suite, "get_api", test_get_api, 1);
@@ -1877,7 +1974,8 @@ void boundary_tests(h_suite *suite)
     add(suite, "names", test_names, 1);
     add_ours(suite, "info", test_info, 1);
     add(suite, "load 1000 times", test_load_1000_times, 1);
-    add(suite, "fork", test_fork, 4);
+    add(suite, "fork", test_fork, COUNT(forks));
+    add(suite, "fork of a plan", test_fork_of_a_plan, 1);
     add(suite, "two instances", test_two_instances, 1);
     add(suite, "init from threads", test_init_from_threads, 1);
     add_ours(suite, "failing allocator", test_failing_allocator, 4);

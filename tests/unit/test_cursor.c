@@ -24,17 +24,18 @@ typedef struct cursor {
     int32_t base, count, conv, shortened;
 } cursor;
 
-/* The row of one pass, and the move. */
-static void move(cursor *at, int32_t L, int32_t R, int32_t conv_len, int32_t slot, int32_t b, int32_t force,
+/* The row of one pass, and the move. small: of a batch that flushes every row. */
+static void move(cursor *at, int32_t L, int32_t R, int32_t conv_len, int32_t slot, int32_t b, int32_t force, bool small,
                  int32_t *row)
 {
-    int32_t flush = at->count >= L - 1 - at->shortened || force != 0;
+    bool ends = at->count >= L - 1 - at->shortened || force != 0;
+    int32_t flush = ends || small;
     const int32_t numbers[RSSM_ROW_WIDTH] = {slot, at->base, at->count, flush, at->conv, b, 1, 0};
     memcpy(row, numbers, sizeof numbers);
     if (flush) {
         at->base = (at->base + at->count) % R;
         at->count = 0;
-        at->shortened = 0;
+        at->shortened = ends ? 0 : at->shortened;
     } else {
         at->count++;
     }
@@ -112,7 +113,7 @@ static void check_windows(const dc_options *options, int steps)
                 dc_equal(row_of(c, b)[6], 1);
                 continue;
             }
-            move(&want[slots[b]], L, R, conv_len, (int32_t)slots[b], b, s % 5 ? force[b] : 0, row);
+            move(&want[slots[b]], L, R, conv_len, (int32_t)slots[b], b, s % 5 ? force[b] : 0, c->small_batch >= 4, row);
             dc_check(memcmp(row, row_of(c, b), sizeof row) == 0, "L %d, step %d, row %d differs", L, s, b);
         }
         assert_cursors(c, want);

@@ -73,6 +73,8 @@ class InitFlags(IntFlag):
     CONV_STATE = 1
     SPREAD_FLUSH = 2
     CPU_REFERENCE = 4
+    SMALL_FLUSH = 8
+    NO_SMALL_FLUSH = 16
 
 
 class StepFlags(IntFlag):
@@ -194,7 +196,7 @@ class Description(Sized):
                             "has_lower_bound qk_norm"),
                       (F64, "lower_bound scale norm_eps beta_scale time_step_limit_min time_step_limit_max"),
                       (I32, "ring_length ring_rows max_draft_tokens io_dtype state_dtype ring_dtype device_type device_id "
-                            "layout_version reserved2_"),
+                            "layout_version small_batch"),
                       (U64, "layout_hash"), (TEXT, "layout_text ring_reason"), (C.POINTER(TEXT), "read assumed"),
                       (I32, "num_read num_assumed"), (I64, "step_bytes step_bytes_read_write"), (TEXT, "cpu_level"),
                       (I32, "num_threads reserved_"))

@@ -154,11 +154,14 @@ def stream_of(device):
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
 
+SMALL_FLUSH = 1 << 3  # RSSM_INIT_SMALL_FLUSH
+
+
 class Plugin:
     """replayssm.so and its table."""
 
     def __init__(self, path):
-        self.library = C.CDLL(path)
+        self.library, self.flags = C.CDLL(path), 0
         self.library.replayssm_get_api.restype = C.POINTER(Api)
         table = self.library.replayssm_get_api(C.c_uint32(ABI_MAJOR))
         if not table:
@@ -190,7 +193,7 @@ class Instance:
         args = InitArgs(dims=C.pointer(dims), device_type=2 if on_gpu else 1, device_id=self.device.index or 0 if on_gpu else 0,
                         ring_length=ring_length, max_draft_tokens=max_draft, io_dtype=DTYPE[case.io],
                         state_dtype=DTYPE[case.state], ring_dtype=DTYPE[case.io], max_batch=cursor.shape[0],
-                        num_slots=cursor.shape[0])
+                        num_slots=cursor.shape[0], flags=plugin.flags)
         self.do(plugin.api.init, C.byref(args), C.byref(self.handle))
         self.do(plugin.api.prepare, self.handle)
         roles = RoleArray(*[dict(layer, cursor=cursor) if i == 0 else layer for i, layer in enumerate(layers)])

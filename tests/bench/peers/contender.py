@@ -69,10 +69,18 @@ class Ours(Contender):
     name, kind, source = "replayssm", "replay", "this tree"
 
     def __init__(self, plugin):
-        self.plugin = plugin
+        self.plugin, self.small = plugin, False
 
     def bind(self, case, pool, inputs, cursors):
-        return OurStep(self.plugin, case, pool, inputs, cursors, case.L)
+        step = OurStep(self.plugin, case, pool, inputs, cursors, case.L)
+        self.small = step.small
+        return step
+
+    def counts(self, counts, L):
+        return torch.zeros_like(counts) if self.small else counts
+
+    def flushed(self, counts, L):
+        return torch.ones_like(counts).bool() if self.small else super().flushed(counts, L)
 
 
 class OursReadWrite(Ours):
@@ -105,17 +113,24 @@ class OurStep(Step):
             for phase in self.phases_of(i):
                 launch[i, phase] = self.instance.launcher(i, dict(tensors, **bound[i], rows=self.rows[phase]))
         self.launch = launch
+        self.small = L > 1 and self.flushes_at_once()
         for phase in range(len(self.rows)):
             self.begin(phase)
 
     def phases_of(self, layer):
         return {layer % len(self.rows), 0}
 
+    def flushes_at_once(self):
+        """Whether this is a small batch, of which step_begin flushes every row: no row has records then."""
+        self.cursor.zero_()
+        self.instance.step_begin(self.pool.slots, self.rows[0])
+        return bool((self.rows[0][:, 3] != 0).all())
+
     def begin(self, phase):
         """The rows of this phase's counts, as a forward pass would get them. The ring's origin stays at row 0, since the
         other contenders know no other."""
         self.cursor.zero_()
-        if self.L > 1:
+        if self.L > 1 and not self.small:
             self.cursor[self.pool.slots.long(), 1] = self.cursors.counts[phase]
         self.instance.step_begin(self.pool.slots, self.rows[phase])
 

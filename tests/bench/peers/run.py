@@ -45,6 +45,7 @@ def arguments():
     parser.add_argument("--shape", default="", help="other heads and dims for all families: H,HV,K,V")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--only", default="", help="peers whose name contains this")
+    parser.add_argument("--small-flush", action="store_true", help="ours: small batches flush every row in 16 bits, too")
     parser.add_argument("--no-trajectory", action="store_true")
     parser.add_argument("--json", help="write the figures here")
     return parser.parse_args()
@@ -204,6 +205,7 @@ def main():
     options = arguments()
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     plugin, library = abi.Plugin(options.plugin), load.Library(options.peers)
+    plugin.flags = abi.SMALL_FLUSH if options.small_flush else 0
     found = {"decode": contender.available(library, delta_peers.PEERS + mamba_peers.PEERS + flashinfer_peers.PEERS),
              "verify": contender.available(library, verify_peers.PEERS)}
     wanted = {table: [peer for peer in peers if options.only in peer.name] for table, (peers, _) in found.items()}

@@ -112,12 +112,14 @@ class OurPlainSteps(OurStep):
         make = lambda i, phase, t: self.instance.launcher(i, dict(tensors[t], **layers[i], rows=self.rows[(phase + t) % count]))
         self.launch = {(i, phase, t): make(i, phase, t)
                        for i in range(len(layers)) for phase in {i % count, 0} for t in range(case.tokens)}
+        self.small = self.flushes_at_once()
         for phase in range(count):
             self.begin(phase)
 
     def begin(self, phase):
         self.cursor.zero_()
-        self.cursor[self.pool.slots.long(), 1] = self.cursors.counts[phase] - 1
+        if not self.small:
+            self.cursor[self.pool.slots.long(), 1] = self.cursors.counts[phase] - 1
         self.instance.step_begin(self.pool.slots, self.rows[phase])
 
     def __call__(self, layer, phase):

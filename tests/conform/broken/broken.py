@@ -43,6 +43,8 @@ BROKEN = {
                         'if (!status && plugin) {\n        (*(volatile uint64_t *)&(*plugin)->magic)++;\n        (*plugin)->magic--;'),
     'hang': ('pool/reset/0', 'did not end', '    for (int64_t i = 0; !status && i < count; i++) {',
              '    for (volatile int64_t i = 0; !status && i < count; i += 0) {'),
+    'exits': ('pool/reset/0', 'exit(0)', '    for (int64_t i = 0; !status && i < count; i++) {',
+              '    exit(0);\n    for (int64_t i = 0; !status && i < count; i++) {'),
     'late_flush': ('cursor/rows_and_cursors_over_windows', '',
                    'cursor[1] >= p->d.ring_length - 1 - cursor[3]', 'cursor[1] >= p->d.ring_length - cursor[3]'),
     'prints': ('boundary/silence', 'printed', '    err->role = at.role;',
