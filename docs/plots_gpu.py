@@ -12,12 +12,14 @@ NO_WORSE = 1.03  # at any batch: than the read-and-write step
 
 
 def load(data):
-    """Cases by name; of a name that is in two files the later file's."""
+    """Cases by name; of a name that is in two files the later file's. disturbed.json names those that are not to be judged."""
+    listed = data / "disturbed.json"
+    disturbed = json.loads(listed.read_text())["cases"] if listed.exists() else []
     reports = [json.loads(path.read_text()) for path in sorted(data.glob("gpu-*.json"))]
     cases = {}
     for report in reports:
         for case in report["cases"]:
-            cases[case["name"]] = case
+            cases[case["name"]] = {**case, "disturbed": case["name"] in disturbed}
     return reports, list(cases.values())
 
 
@@ -39,11 +41,11 @@ def number(x):
 
 
 def misses_goal(case):
-    return case["batch"] >= GOAL_BATCH and us(case) > case["replay"]["goal_us"]
+    return not case["disturbed"] and case["batch"] >= GOAL_BATCH and us(case) > case["replay"]["goal_us"]
 
 
 def is_worse(case):
-    return case["tokens"] == 1 and case["replay"]["over_read_write"]["median"] > NO_WORSE
+    return not case["disturbed"] and case["tokens"] == 1 and case["replay"]["over_read_write"]["median"] > NO_WORSE
 
 
 def grid(cases):
@@ -85,7 +87,7 @@ def times_table(reports, cases):
         time = number(us(c))
         time = f"**{time}**" if misses_goal(c) or is_worse(c) else time
         goal = number(c["replay"]["goal_us"]) if batch >= GOAL_BATCH else "–"
-        return f"{time} / {goal} / {number(us(c, 'read_write'))}"
+        return f"{time} / {goal} / {number(us(c, 'read_write'))}" + ("‡" if c["disturbed"] else "")
 
     return table(["B", *[f"{shape} {SHORT[state]}" for shape, state in columns]],
                  [[b, *[cell(column, b) for column in columns]] for b in batches])
@@ -93,7 +95,7 @@ def times_table(reports, cases):
 
 def mark(case):
     text = f"{case['replay']['ratio']['median']:.2f}"
-    return text + ("\\*" if misses_goal(case) else "") + ("†" if is_worse(case) else "")
+    return text + ("\\*" if misses_goal(case) else "") + ("†" if is_worse(case) else "") + ("‡" if case["disturbed"] else "")
 
 
 def ratio_table(reports, cases):
@@ -191,24 +193,24 @@ def window_table(reports, cases):
                   for (shape, state, tokens), row in rows.items()])
 
 
-def load_peers(data):
+def load_peers(data, what="decode"):
     found = []
     for path in sorted(data.glob("peers-*.json")):
-        found += json.loads(path.read_text()).get("decode", [])
+        found += json.loads(path.read_text()).get(what, [])
     return found
 
 
 def peers_table(peers):
-    """Their time over ours in the same run."""
+    """Their time over ours in the same run, ours in us."""
     rows = {}
     batches = sorted({report["batch"] for report in peers})
     for report in peers:
         for result in report["results"]:
             key = report["family"], report["state"], result["name"]
-            rows.setdefault(key, {})[report["batch"]] = result["over_ours"]
+            ours = result["name"] in ("replayssm", "replayssm verify")
+            rows.setdefault(key, {})[report["batch"]] = f"{number(result['us']['median'])} µs" if ours else f"{result['over_ours']:.2f}"
     return table(["family", "state", "", *batches],
-                 [[family, SHORT[state], name, *[f"{row[b]:.2f}" if b in row else "" for b in batches]]
-                  for (family, state, name), row in rows.items()])
+                 [[family, SHORT[state], name, *[row.get(b, "") for b in batches]] for (family, state, name), row in rows.items()])
 
 
 def draw_peers(ax, peers, family, state, floors):
@@ -229,7 +231,7 @@ def plot_floor(cases, peers):
     fig, axes = plt.subplots(2, 3, figsize=(12, 7), sharex=True, sharey=True)
     for line, state in zip(axes, ("float32", "bfloat16")):
         for ax, family in zip(line, FAMILIES):
-            row = sorted(rows.get((shapes.get(family), state), {}).items())
+            row = sorted((b, c) for b, c in rows.get((shapes.get(family), state), {}).items() if not c["disturbed"])
             ax.set_title(f"{shapes.get(family, family)}, {SHORT[state]} state", fontsize=9)
             if not row:
                 continue
@@ -267,6 +269,7 @@ def plot_shapes(cases):
     for ax, family in zip(axes, FAMILIES):
         names = []
         for (shape, state), row in rows.items():
+            row = {b: c for b, c in row.items() if not c["disturbed"]}
             if next(iter(row.values()))["family"] != family:
                 continue
             if shape not in names:
@@ -306,6 +309,9 @@ def tables(data):
         made["gpu-windows"] = window_table(reports, cases)
     if peers:
         made["gpu-peers"] = peers_table(peers)
+    windows = load_peers(data, "verify")
+    if windows:
+        made["gpu-peers-windows"] = peers_table(windows)
     return made
 
 

@@ -17,7 +17,7 @@ check() { # name command...
     if "$@" > "$log" 2>&1; then
         passed=$((passed + 1))
         printf '%-60s ok     %5d s   %s\n' "$name" $((SECONDS - begin)) "$(grep -E 'Checks:|passed,' "$log" | tail -n 1)"
-        grep -E '^==.*executions|resident:' "$log"
+        grep -E '^==.*executions|wrong requests|bad calls|resident:' "$log"
     else
         failed=$((failed + 1))
         printf '%-60s FAILED %5d s\n' "$name" $((SECONDS - begin))

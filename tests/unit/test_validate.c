@@ -831,7 +831,7 @@ static paged make_pages(h_call *call, size_t shift, size_t spare)
             pages.page += (call->tensors[roles[i].role].bytes / (size_t)call->spec.S + 15) / 16 * 16;
         }
     pages.page += spare;
-    pages.memory = aligned_alloc(256, (pages.page * (size_t)call->spec.S + 511) / 256 * 256);
+    pages.memory = h_block((pages.page * (size_t)call->spec.S + 511) / 256 * 256);
     ck_assert_ptr_nonnull(pages.memory);
     for (int i = 0; i < count; i++)
         if (roles[i].place == H_POOL) {
