@@ -14,12 +14,14 @@ NO_WORSE = 1.03  # at any batch: than the read-and-write step
 def load(data):
     """Cases by name; of a name that is in two files the later file's. disturbed.json names those that are not to be judged."""
     listed = data / "disturbed.json"
-    disturbed = json.loads(listed.read_text())["cases"] if listed.exists() else []
-    reports = [json.loads(path.read_text()) for path in sorted(data.glob("gpu-*.json"))]
-    cases = {}
-    for report in reports:
-        for case in report["cases"]:
-            cases[case["name"]] = {**case, "disturbed": case["name"] in disturbed}
+    listed = json.loads(listed.read_text()) if listed.exists() else {"cases": [], "in_pass_us_of": []}
+    reports, cases = [], {}
+    for path in sorted(data.glob("gpu-*.json")):
+        reports.append(json.loads(path.read_text()))
+        for case in reports[-1]["cases"]:
+            case["disturbed"] = case["name"] in listed["cases"]
+            case["in_pass_is_good"] = path.name not in listed["in_pass_us_of"]
+            cases[case["name"]] = case
     return reports, list(cases.values())
 
 
@@ -135,17 +137,16 @@ def together_table(reports, cases):
 
 
 def begin_table(reports, cases):
-    """step_begin of a pass, and what a layer takes in passes of so many layers that begin with it."""
-    rows, batches = grid(plain(cases))
-    shapes = main_shapes(cases)
-    lines = []
-    for family, shape in shapes.items():
-        row = rows.get((shape, "float32"), {})
-        lines.append([f"{shape} fp32: step_begin, µs a pass", *[f"{row[b]['step_begin_us']['median']:.2f}" if b in row else ""
-                                                                 for b in batches]])
-        lines.append(["a layer alone / in passes of n layers", *[
-            f"{number(us(row[b]))} / {number(row[b]['in_pass_us']['median'])} ({row[b]['layers']})" if b in row else "" for b in batches
-        ]])
+    """step_begin of a pass, and what a layer takes in passes of so many layers that begin with it; float32 states."""
+    found = [c for c in plain(cases) if c["state"] == "float32"]
+    rows, batches = grid(found)
+    main = main_shapes(cases).values()
+    lines = [[f"{shape}: step_begin, µs a pass", *[f"{row[b]['step_begin_us']['median']:.2f}" if b in row else "" for b in batches]]
+             for (shape, _), row in rows.items() if shape in main]
+    rows, _ = grid([c for c in found if c["in_pass_is_good"]])
+    lines += [[f"{shape}: a layer alone / in passes of n layers", *[
+        f"{number(us(row[b]))} / {number(row[b]['in_pass_us']['median'])} ({row[b]['layers']})" if b in row else "" for b in batches
+    ]] for (shape, _), row in rows.items()]
     return table(["", *batches], lines)
 
 
