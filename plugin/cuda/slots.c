@@ -155,7 +155,7 @@ static bool layer_fits(const rssm_pool *pool, const operation *op, const rssm_po
         return false;
     if (op->is_import)
         return host->state_dtype == first_host->state_dtype;
-    return pool->L == 1 ||
+    return !layer->k_cache.data ||
            (pooled_fits(&layer->k_cache, &first->k_cache) && pooled_fits(&layer->d_cache, &first->k_cache) &&
             (pool->family != RSSM_FAMILY_KDA || pooled_fits(&layer->g_cache, &first->g_cache)));
 }

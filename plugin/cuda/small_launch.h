@@ -73,7 +73,7 @@ static inline rssm_small rssm_small_argument(const rssm_step *s)
         .norm_eps = s->norm_eps,
         .flags = s->flags,
         .S = (int32_t)s->S,
-        .pad_slot = (int32_t)s->pad_slot,
+        .pad_slot = s->pad_slot >= 0 && s->pad_slot < s->S ? (int32_t)s->pad_slot : -1, /* a host's may be any number */
         .L = s->L,
         .R = s->R,
         .most = s->d_cache.data ? s->L : 0,
@@ -126,7 +126,7 @@ static inline int rssm_small_fits(const rssm_cuda_small *v, const rssm_step *s)
         return 0;
     if (s->L > RSSM_CUDA_MAX_RING || !rssm_cuda_io_is(s, v->io) || !rssm_small_rounds(v, s))
         return 0;
-    if (s->S > INT32_MAX || s->B > 65535 || !rssm_cuda_pool_fits(&s->state) || !rssm_cuda_numbers_fit(s))
+    if (s->S < 1 || s->S > INT32_MAX || s->B > 65535 || !rssm_cuda_pool_fits(&s->state) || !rssm_cuda_numbers_fit(s))
         return 0;
     return rssm_small_inputs_fit(s) && (s->L == 1 || rssm_small_ring_fits(s));
 }

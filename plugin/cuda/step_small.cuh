@@ -617,7 +617,7 @@ template <class P, class BLOCK, bool PLAIN> DEVICE bool small_row(const rssm_sma
 #pragma unroll
         for (int n = 0; n < P::NC; ++n)
             widen_chunk(raw[i][n], x[i] + n * P::CHUNK, ST());
-    if (!PLAIN)
+    if (!PLAIN && s.L > 1) /* L = 1: the plain recurrence, whatever a ring holds, and of whatever dtype */
         replay_records<P>(x, s, p, slot, at.y, at.z, t.decay_rate);
 
     const float o = output_of<P>(s, in, t, readout<P>(x, t, p.lane), &d);

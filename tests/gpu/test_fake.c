@@ -485,6 +485,38 @@ START_TEST(a_saved_slot_comes_back)
 }
 END_TEST
 
+/* A ring whose slots do not start at multiples of 16 bytes is not for the tiles of slot operations, at L = 1 neither. */
+START_TEST(odd_rings_are_not_for_tiles)
+{
+    const int gap = _i; /* elements between slots */
+    h_spec spec = tuned();
+    spec.L = 1;
+    spec.drafts = 0;
+    spec.init_flags = 0;
+    run r;
+    run_new(&r, spec);
+    h_tensor keys, cursor;
+    make_on_device(&cursor, h_int_type(32), 2, (const int64_t[]){6, RSSM_CURSOR_WIDTH});
+    h_tensor_make(&keys, r.call->roles[RSSM_T_K_CACHE]->dtype, 4, (const int64_t[]){6, 1, 1, 128}, gap);
+    to_device(&keys);
+    const DLTensor *pool[RSSM_T_COUNT] = {[RSSM_T_STATE] = r.call->roles[RSSM_T_STATE],
+                                          [RSSM_T_D_CACHE] = r.call->roles[RSSM_T_D_CACHE],
+                                          [RSSM_T_K_CACHE] = &keys.t,
+                                          [RSSM_T_G_CACHE] = r.call->roles[RSSM_T_G_CACHE],
+                                          [RSSM_T_CURSOR] = &cursor.t};
+    const rssm_pool_args args = {.struct_size = sizeof args, .tensors = pool, .num_roles = RSSM_T_COUNT};
+    rssm_error err = h_error();
+    MUST(&r, prepare);
+    ck_assert_msg(h_api()->pool_create(r.plugin, &args, &err) == RSSM_OK, "%s", err.message);
+    const int64_t launches = fake->launches;
+    MUST(&r, flush_slots);
+    ck_assert_str_eq(fake->launch[launches % FAKE_LAUNCHES].kernel, gap ? "rssm_slots_flush" : "rssm_slots_take");
+    run_free(&r);
+    h_tensor_free(&keys);
+    h_tensor_free(&cursor);
+}
+END_TEST
+
 /* Which instances have small batches, and when their kernel runs. */
 typedef struct small_case {
     int32_t state, io, ring, L;
@@ -1314,6 +1346,7 @@ static Suite *suite(void)
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
         tcase_add_test(t, *tests[i]);
     tcase_add_loop_test(t, small_batches, 0, SMALL_CASES);
+    tcase_add_loop_test(t, odd_rings_are_not_for_tiles, 0, 2);
     tcase_add_loop_test(t, an_old_driver, 0, FAKE_ENTRIES);
     tcase_add_loop_test(t, every_call_may_fail, 0, NUM_ERRORS);
     tcase_add_loop_test(t, failures_stay_with_their_instance, 0, NUM_ERRORS_BESIDE);

@@ -3,9 +3,12 @@
  * turns from shuffle to shuffle, which is all that these kernels need; no warp meets another. */
 #include "gpu/on_host.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <ucontext.h>
+#include <vector>
 
 #undef __noinline__
 #define __noinline__
@@ -170,6 +173,34 @@ static void check_bad_rows(const step_case *c, int kernel)
     }
 }
 
+/* At L = 1 a row's count and what a ring holds count for nothing, though it may be there, of any dtype and anywhere. */
+static void check_ring_at_one(const step_case *c, int kernel)
+{
+    alignas(16) int32_t rows[MAX_ROWS][8] = {};
+    std::vector<float> nans((size_t)c->step.HV * (size_t)std::max(c->step.K, c->step.V), NAN);
+    step_case plain, pending;
+    step_case_copy(&plain, c);
+    step_case_copy(&pending, c);
+    pending.step.d_cache.data = pending.step.k_cache.data = pending.step.g_cache.data = nans.data();
+    plain.step.rows = pending.step.rows = rows[0];
+    plain.step.rows_row = pending.step.rows_row = 8;
+    for (int32_t b = 0; b < c->step.B; b++) {
+        rows[b][0] = (int32_t)c->rows[b].slot;
+        rows[b][3] = 1;
+    }
+    run(kernel, &plain.step);
+    pending.step.pad_slot = (INT64_C(1) << 32) + c->rows[0].slot; /* no slot of this pool, whatever its low half */
+    for (int32_t b = 0; b < c->step.B; b++)
+        rows[b][2] = 1;
+    run(kernel, &pending.step);
+    check(pending.fault == 0, "L = 1, a ring, count 1: fault word %u", (unsigned)pending.fault);
+    for (int i : {(int)MEM_OUT, (int)MEM_STATE})
+        check(memcmp(plain.mem[i].data, pending.mem[i].data, (size_t)plain.mem[i].bytes) == 0,
+              "L = 1, a ring, count 1: array %d differs", i);
+    step_case_free(&plain);
+    step_case_free(&pending);
+}
+
 static void check_kernel(int kernel, level_bars *bars)
 {
     static const int lengths[] = {16, 5, 1};
@@ -184,6 +215,13 @@ static void check_kernel(int kernel, level_bars *bars)
                           c.step.rows ? "rows" : "write_pos", (int)seed);
             if (check(rssm_small_fits(&rssm_cuda_smalls[kernel], &c.step), "the kernel does not fit"))
                 check_one(&c, kernel, bars);
+            if (seed == 0 && length == 1) {
+                check_ring_at_one(&c, kernel);
+                const int64_t S = c.step.S;
+                c.step.S = 0; /* of a bad slot the kernel reads another's state: there must be one */
+                check(!rssm_small_fits(&rssm_cuda_smalls[kernel], &c.step), "the kernel fits a pool without slots");
+                c.step.S = S;
+            }
             if (seed == 0 && c.step.rows)
                 check_bad_rows(&c, kernel);
             step_case_free(&c);
