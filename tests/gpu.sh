@@ -96,7 +96,7 @@ part_test() {
     } &
     decode_part bar_S_of_every_dtype &
     decode_part bar_S_of_real_sizes L_1_is_the_plain_recurrence L_1_without_a_ring_refuses_records bar_D &
-    decode_part forms_give_the_same_bits threads_give_the_same_bits bar_T &
+    decode_part forms_give_the_same_bits threads_give_the_same_bits bar_T drift_of_16_bit_states &
     decode_part b31_padding_rows b46_an_append_overwrites_no_live_row b56_forced_flush_at_write_pos_3 \
         b49_reset_after_a_tenant_of_nan duplicate_slots_harm_nobody_else b15_saturation_and_the_fault_word \
         the_state_does_not_depend_on_when_it_is_flushed b70_flushes_are_counted &

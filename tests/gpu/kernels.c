@@ -129,6 +129,7 @@ static int64_t small_rows_of(int kernel, const dc_options *o)
     for (int64_t B = 1; B <= MOST_ROWS; B++) {
         rssm_step step = step_of(o, B);
         step.rows = (void *)256;
+        step.S = B + 2;
         if (rssm_small_choose(&step, (int32_t)B) == kernel)
             return B;
     }

@@ -182,9 +182,10 @@ static settings read_settings(void)
     return s;
 }
 
+/* The judge has one engine; in front of others the mirror gives the GPU to one. */
 static bool on_gpu(const dc_options *o)
 {
-    return with_gpu() && strcmp(dc_engine_name(o->engine), "scalar") == 0;
+    return h_on_cuda() || (with_gpu() && strcmp(dc_engine_name(o->engine), "scalar") == 0);
 }
 
 /* Worlds have what they like of a family and of the extensions. */

@@ -868,8 +868,8 @@ START_TEST(test_paged_pool)
                               0,
                           "`%s` row %d differs in a paged pool", roles[i].name, (int)s);
     ck_assert_int_eq(h_api()->validate(plugin, &bad->args, NULL), RSSM_ERR_OVERLAP);
-    free(pages.memory);
-    free(overlapping.memory);
+    h_block_free(pages.memory);
+    h_block_free(overlapping.memory);
     h_call_free(apart);
     h_call_free(call);
     h_call_free(bad);
@@ -895,7 +895,7 @@ START_TEST(test_page_wraps)
     g->t.data = start;
     g->strides[0] += 4; /* a page more by and by: slot 8 of it lies over other slots' states */
     ck_assert_int_eq(h_api()->validate(plugin, &call->args, NULL), RSSM_ERR_OVERLAP);
-    free(pages.memory);
+    h_block_free(pages.memory);
     h_call_free(call);
     h_teardown(&plugin);
 }
