@@ -42,7 +42,7 @@ extern "C" {
 /* rows: int32 [B, RSSM_ROW_WIDTH], made by step_begin or verify_begin, read by every layer of the pass.
  *   0 slot   slot, or -1 for a padding row
  *   1 base   physical ring row of the oldest record
- *   2 count  pending records before this pass
+ *   2 count  pending records before this pass, 0 .. L; none at L = 1, where every token is folded
  *   3 flush  1 = this pass folds the ring into the checkpoint
  *   4 conv   position in the convolution's ring before this pass
  *   5 start  first token of this row in the packed inputs (plain step: the row's number)

@@ -159,15 +159,20 @@ def save(fig, name):
     plt.close(fig)
 
 
-def main():
-    page = DOCS / "performance.md"
+def fill(page, tables):
+    """Writes each table between its marks."""
     text = page.read_text()
-    made = {"bar": bar_table(), "together": together_table(), "batches": batch_table(), "sweep": sweep_table()}
-    for name, new in {**made, **plots_gpu.tables(DATA)}.items():
+    for name, new in tables.items():
         pattern = re.compile(rf"(<!-- table {name} -->\n).*?(<!-- end -->)", re.S)
         text, replaced = pattern.subn(lambda m: m[1] + new + "\n" + m[2], text)
-        assert replaced == 1, f"performance.md has no place for table {name}"
+        assert replaced == 1, f"{page.name} has no place for table {name}"
     page.write_text(text)
+
+
+def main():
+    made = {"bar": bar_table(), "together": together_table(), "batches": batch_table(), "sweep": sweep_table()}
+    fill(DOCS / "performance.md", {**made, **plots_gpu.tables(DATA)})
+    fill(DOCS.parent / "README.md", plots_gpu.readme_tables(DATA))
     plot_bar()
     plot_sweep()
     for name, fig in plots_gpu.plots(DATA).items():

@@ -12,15 +12,11 @@ NO_WORSE = 1.03  # at any batch: than the read-and-write step
 
 
 def load(data):
-    """Cases by name; of a name that is in two files the later file's. disturbed.json names those that are not to be judged."""
-    listed = data / "disturbed.json"
-    listed = json.loads(listed.read_text()) if listed.exists() else {"cases": [], "in_pass_us_of": []}
+    """Cases by name; of a name that is in two files the later file's."""
     reports, cases = [], {}
     for path in sorted(data.glob("gpu-*.json")):
         reports.append(json.loads(path.read_text()))
         for case in reports[-1]["cases"]:
-            case["disturbed"] = case["name"] in listed["cases"]
-            case["in_pass_is_good"] = path.name not in listed["in_pass_us_of"]
             cases[case["name"]] = case
     return reports, list(cases.values())
 
@@ -43,11 +39,11 @@ def number(x):
 
 
 def misses_goal(case):
-    return not case["disturbed"] and case["batch"] >= GOAL_BATCH and us(case) > case["replay"]["goal_us"]
+    return case["batch"] >= GOAL_BATCH and us(case) > case["replay"]["goal_us"]
 
 
 def is_worse(case):
-    return not case["disturbed"] and case["tokens"] == 1 and case["replay"]["over_read_write"]["median"] > NO_WORSE
+    return case["tokens"] == 1 and case["replay"]["over_read_write"]["median"] > NO_WORSE
 
 
 def grid(cases):
@@ -89,7 +85,7 @@ def times_table(reports, cases):
         time = number(us(c))
         time = f"**{time}**" if misses_goal(c) or is_worse(c) else time
         goal = number(c["replay"]["goal_us"]) if batch >= GOAL_BATCH else "–"
-        return f"{time} / {goal} / {number(us(c, 'read_write'))}" + ("‡" if c["disturbed"] else "")
+        return f"{time} / {goal} / {number(us(c, 'read_write'))}"
 
     return table(["B", *[f"{shape} {SHORT[state]}" for shape, state in columns]],
                  [[b, *[cell(column, b) for column in columns]] for b in batches])
@@ -97,7 +93,7 @@ def times_table(reports, cases):
 
 def mark(case):
     text = f"{case['replay']['ratio']['median']:.2f}"
-    return text + ("\\*" if misses_goal(case) else "") + ("†" if is_worse(case) else "") + ("‡" if case["disturbed"] else "")
+    return text + ("\\*" if misses_goal(case) else "") + ("†" if is_worse(case) else "")
 
 
 def ratio_table(reports, cases):
@@ -143,7 +139,7 @@ def begin_table(reports, cases):
     main = main_shapes(cases).values()
     lines = [[f"{shape}: step_begin, µs a pass", *[f"{row[b]['step_begin_us']['median']:.2f}" if b in row else "" for b in batches]]
              for (shape, _), row in rows.items() if shape in main]
-    rows, _ = grid([c for c in found if c["in_pass_is_good"]])
+    rows, _ = grid(found)
     lines += [[f"{shape}: a layer alone / in passes of n layers", *[
         f"{number(us(row[b]))} / {number(row[b]['in_pass_us']['median'])} ({row[b]['layers']})" if b in row else "" for b in batches
     ]] for (shape, _), row in rows.items()]
@@ -201,17 +197,68 @@ def load_peers(data, what="decode"):
     return found
 
 
+OURS = ("replayssm", "replayssm, RSSM_INIT_SMALL_FLUSH", "replayssm verify")
+FAMILY_NAME = {"kda": "KDA", "gdn": "GDN", "mamba2": "Mamba-2"}
+
+
+def best_of(report, ours):
+    """The least time of a case, of ours or of theirs; a read-and-write step of ours counts for neither."""
+    times = [r["us"]["median"] for r in report["results"]
+             if (r["name"] in OURS if ours else not r["name"].startswith("replayssm"))]
+    return min(times, default=None)
+
+
 def peers_table(peers):
-    """Their time over ours in the same run, ours in us."""
+    """Ours in us; theirs over the best of ours in the same run, bold where that is less than 1."""
     rows = {}
     batches = sorted({report["batch"] for report in peers})
     for report in peers:
+        ours = best_of(report, True)
         for result in report["results"]:
-            key = report["family"], report["state"], result["name"]
-            ours = result["name"] in ("replayssm", "replayssm verify")
-            rows.setdefault(key, {})[report["batch"]] = f"{number(result['us']['median'])} µs" if ours else f"{result['over_ours']:.2f}"
-    return table(["family", "state", "", *batches],
-                 [[family, SHORT[state], name, *[row.get(b, "") for b in batches]] for (family, state, name), row in rows.items()])
+            key = report["family"], report["state"], report.get("tokens", 1), result["name"]
+            time = result["us"]["median"]
+            over = f"{time / ours:.2f}"
+            rows.setdefault(key, {})[report["batch"]] = (
+                f"{number(time)} µs" if result["name"] in OURS else over if time >= ours else f"**{over}**")
+    windows = any("tokens" in report for report in peers)
+    order = sorted(rows, key=lambda key: (FAMILIES.index(key[0]), key[1] != "float32", key[2]))
+    return table(["family", "state", *["T"][:windows], "", *batches],
+                 [[FAMILY_NAME[family], SHORT[state], *[tokens][:windows], name, *[rows[family, state, tokens, name].get(b, "")
+                                                                                for b in batches]]
+                  for family, state, tokens, name in order])
+
+
+def behind_table(peers, windows):
+    """Where one of them is ahead of ours."""
+    rows = []
+    for report in peers + windows:
+        ours = best_of(report, True)
+        for r in report["results"]:
+            if not r["name"].startswith("replayssm") and r["us"]["median"] < ours:
+                rows.append([f"{FAMILY_NAME[report['family']]} {SHORT[report['state']]}", report["batch"], report.get("tokens", 1),
+                             r["name"], f"{number(r['us']['median'])} µs", f"{number(ours)} µs",
+                             f"{100 * (1 - r['us']['median'] / ours):.1f} %"])
+    return table(["", "B", "T", "kernel", "takes", "ours", "ahead by"], rows) if rows else "None of them is ahead of ours anywhere."
+
+
+def readme_table(peers):
+    """Ours (the best that is theirs) in us."""
+    cells = {}
+    for report in peers:
+        theirs = best_of(report, False)
+        text = number(best_of(report, True)) + (f" ({number(theirs)})" if theirs else "")
+        cells.setdefault((report["family"], report["state"]), {})[report["batch"]] = text
+    columns = sorted(cells, key=lambda key: (FAMILIES.index(key[0]), key[1] != "float32"))
+    batches = sorted({b for row in cells.values() for b in row})
+    return table(["batch", *[f"{FAMILY_NAME[family]} {SHORT[state]}" for family, state in columns]],
+                 [[b, *[cells[column].get(b, "") for column in columns]] for b in batches])
+
+
+def small_table(data):
+    """Small batches with RSSM_INIT_SMALL_FLUSH."""
+    rows, batches = grid(json.loads((data / "small-h200.json").read_text())["cases"])
+    return table(["shape", "state", *[f"B = {b}" for b in batches]],
+                 [[shape, SHORT[state], *[number(us(row[b])) if b in row else "" for b in batches]] for (shape, state), row in rows.items()])
 
 
 def draw_peers(ax, peers, family, state, floors):
@@ -232,7 +279,7 @@ def plot_floor(cases, peers):
     fig, axes = plt.subplots(2, 3, figsize=(12, 7), sharex=True, sharey=True)
     for line, state in zip(axes, ("float32", "bfloat16")):
         for ax, family in zip(line, FAMILIES):
-            row = sorted((b, c) for b, c in rows.get((shapes.get(family), state), {}).items() if not c["disturbed"])
+            row = sorted((b, c) for b, c in rows.get((shapes.get(family), state), {}).items())
             ax.set_title(f"{shapes.get(family, family)}, {SHORT[state]} state", fontsize=9)
             if not row:
                 continue
@@ -270,7 +317,6 @@ def plot_shapes(cases):
     for ax, family in zip(axes, FAMILIES):
         names = []
         for (shape, state), row in rows.items():
-            row = {b: c for b, c in row.items() if not c["disturbed"]}
             if next(iter(row.values()))["family"] != family:
                 continue
             if shape not in names:
@@ -308,12 +354,20 @@ def tables(data):
     made = {name: make(reports, cases) for name, make in TABLES.items()} if cases else {}
     if any(c["tokens"] > 1 for c in cases):
         made["gpu-windows"] = window_table(reports, cases)
+    if (data / "small-h200.json").exists():
+        made["gpu-small"] = small_table(data)
+    windows = load_peers(data, "verify")
     if peers:
         made["gpu-peers"] = peers_table(peers)
-    windows = load_peers(data, "verify")
+        made["gpu-behind"] = behind_table(peers, windows)
     if windows:
         made["gpu-peers-windows"] = peers_table(windows)
     return made
+
+
+def readme_tables(data):
+    peers = load_peers(data)
+    return {"gpu-readme": readme_table(peers)} if peers else {}
 
 
 def plots(data):

@@ -21,11 +21,18 @@ done
 
 note() { printf '%s\n' "== $*"; }
 
+# When this script is killed its programs are too: each has a process group of its own (timeout's), and ends with the shell that
+# waits for it.
+trap 'kill $(jobs -p) 2> /dev/null; exit 143' TERM INT HUP
+with_me=(setpriv --pdeathsig TERM)
+"${with_me[@]}" true 2> /dev/null || with_me=() # an old util-linux
+
 # Runs one program into its log; its outcome goes to a file beside it. For the background.
 one() { # name command...
     local name=$1 begin=$SECONDS
     shift
-    timeout "${RSSM_LIMIT:-500}" "$@" > "$logs/$name.log" 2>&1
+    "${with_me[@]}" timeout "${RSSM_LIMIT:-500}" "$@" > "$logs/$name.log" 2>&1 &
+    wait $!
     echo "$? $((SECONDS - begin))" > "$logs/$name.rc"
 }
 

@@ -1552,13 +1552,19 @@ static rssm_status check_unique(const rssm_plugin *p, int32_t role, const DLTens
     return RSSM_OK;
 }
 
+/* Records that may be pending: none at L = 1, where every token is folded. */
+static int32_t most_records(const rssm_plugin *p)
+{
+    return p->d.ring_length > 1 ? p->d.ring_length : 0;
+}
+
 static rssm_status check_cursor(const rssm_plugin *p, int32_t role, int64_t row, int64_t base, int64_t count,
                                 rssm_error *err)
 {
     const struct {
         const char *name;
         int64_t value, most;
-    } parts[] = {{"count", count, p->d.ring_length}, {"base", base, p->d.ring_rows - 1}};
+    } parts[] = {{"count", count, most_records(p)}, {"base", base, p->d.ring_rows - 1}};
     for (int i = 0; i < COUNT(parts); i++)
         if (parts[i].value < 0 || parts[i].value > parts[i].most)
             return fail_at(err, RSSM_ERR_VALUE, (where){role, 0, parts[i].most, parts[i].value},
@@ -1572,7 +1578,8 @@ static rssm_status check_rows_deep(const rssm_plugin *p, const DLTensor *rows, i
     rssm_status status = check_unique(p, RSSM_T_ROWS, rows, slots, err);
     for (int64_t b = 0; !status && b < rows->shape[0]; b++) {
         const int32_t *r = row_at(rows, b);
-        if (r[0] < -1 || r[0] >= slots || r[3] & ~1 || r[5] != b || r[6] != 1)
+        const bool must_flush = !is_padding(p, r[0], slots) && r[2] >= p->d.ring_length - 1 && r[2] <= most_records(p);
+        if (r[0] < -1 || r[0] >= slots || r[3] & ~1 || (must_flush && !r[3]) || r[5] != b || r[6] != 1)
             status = fail_at(err, RSSM_ERR_VALUE, (where){RSSM_T_ROWS, 0, slots, r[0]},
                              "`rows` row %lld (slot %d) was not written by step_begin for %lld slots", (long long)b,
                              r[0], (long long)slots);
@@ -1810,9 +1817,8 @@ static rssm_status reset_slots(rssm_plugin *p, const rssm_reset_args *args, rssm
 static const char *wrong_part(const rssm_plugin *p, const int32_t *cursor, int *part)
 {
     static const char *const names[] = {"base", "count", "conv", "short"};
-    const bool has_ring = p->d.ring_rows > 1 || view_of(p, 0, 1)->t.data;
-    const int64_t most[] = {p->d.ring_rows - 1, has_ring ? p->d.ring_length : 0,
-                            p->sizes.of[W] ? p->sizes.of[W] - 1 : 0, p->d.ring_length - 1};
+    const int64_t most[] = {p->d.ring_rows - 1, most_records(p), p->sizes.of[W] ? p->sizes.of[W] - 1 : 0,
+                            p->d.ring_length - 1};
     for (*part = 0; *part < 4; ++*part)
         if (cursor[*part] < 0 || cursor[*part] > most[*part])
             return names[*part];
@@ -2047,9 +2053,8 @@ static cursor cursor_of(const step *s, int64_t b)
     c.base = rows ? row_at(rows, b)[1] : 0;
     c.count = rows ? row_at(rows, b)[2] : index_at(given(s->args, RSSM_T_WRITE_POS), b);
     c.flush = rows ? row_at(rows, b)[3] != 0 : c.count >= p->d.ring_length - 1 || (force && index_at(force, b) != 0);
-    const bool in_range = c.count >= 0 && c.count <= p->d.ring_length && c.base >= 0 && c.base < p->d.ring_rows;
-    const bool has_room = c.flush || c.count < p->d.ring_length;
-    if (in_range && has_room && (s->d_cache.data || (c.count == 0 && c.flush)))
+    const int64_t most = most_records(p) - !c.flush; /* a row that does not flush needs room for its own */
+    if (c.count >= 0 && c.count <= most && c.base >= 0 && c.base < p->d.ring_rows)
         return c;
     s->p->fault |= RSSM_FAULT_CURSOR;
     return (cursor){.slot = -1};

@@ -95,10 +95,11 @@ static rssm_status check_unique(const rssm_plugin *p, int32_t role, const int64_
 static rssm_status check_cursor(const rssm_plugin *p, int32_t role, int64_t row, int64_t base, int64_t count,
                                 rssm_error *err)
 {
-    rssm_where where = {.role = role, .dim = 0, .expected = p->rank.L, .got = count};
-    if (count < 0 || count > p->rank.L)
+    const int32_t most = RSSM_MOST_RECORDS(p->rank.L);
+    rssm_where where = {.role = role, .dim = 0, .expected = most, .got = count};
+    if (count < 0 || count > most)
         return rssm_fail_at(err, RSSM_ERR_VALUE, where, "`%s` row %lld: count %lld is not in 0..%d",
-                            rssm_role_name(role), (long long)row, (long long)count, p->rank.L);
+                            rssm_role_name(role), (long long)row, (long long)count, most);
     where.expected = p->rank.R - 1;
     where.got = base;
     if (base < 0 || base >= p->rank.R)
@@ -135,8 +136,12 @@ static const char *wrong_row(const rssm_plugin *p, rssm_call call, const row_val
         return "flush is neither 0 nor 1";
     if (conv && (r->conv < 0 || r->conv >= p->rank.conv_len))
         return "its convolution position is out of range";
+    if (plain && (r->start != i || r->len != 1))
+        return "start and len are not those of one token";
+    bool ends =
+        r->count >= p->rank.L - 1 && r->count <= RSSM_MOST_RECORDS(p->rank.L); /* beyond: check_cursor says so */
     if (plain)
-        return r->start != i || r->len != 1 ? "start and len are not those of one token" : NULL;
+        return ends && !r->flush && !is_padding(p, r->slot, S) ? "flush is not what step_begin decides" : NULL;
     if (r->len < 0 || r->len > p->args.max_draft_tokens + 1)
         return "its window is longer than max_draft_tokens + 1, or below 0";
     bool folds = r->count + r->len > p->rank.L;
@@ -238,7 +243,7 @@ rssm_status rssm_check_cursor_values(const rssm_plugin *p, rssm_status failure, 
         const char *name;
         int32_t most;
     } parts[] = {{"base", p->rank.R - 1},
-                 {"count", p->pool.layers[0].d_cache.data ? p->rank.L : 0}, /* nothing is pending without a ring */
+                 {"count", RSSM_MOST_RECORDS(p->rank.L)},
                  {"conv", p->rank.conv_len > 0 ? p->rank.conv_len - 1 : 0},
                  {"short", p->rank.L - 1}};
     for (int i = 0; i < 4; i++)

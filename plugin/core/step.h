@@ -18,6 +18,9 @@ enum {
     RSSM_STEP_DT_SOFTPLUS = 1 << 3 /* Mamba-2: dt goes through softplus (always, for known models)*/
 };
 
+/* Records that may be pending. At L = 1 every token is folded: a count other than 0 is of a damaged cursor, or of another's. */
+#define RSSM_MOST_RECORDS(L) ((L) > 1 ? (L) : 0)
+
 /* Bits of the sticky fault word. */
 enum {
     RSSM_FAULTBIT_CURSOR = 1 << 0,   /* cursor out of range: the row was treated as padding          */

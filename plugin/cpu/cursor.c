@@ -31,11 +31,8 @@ static rssm_row given_row(const rssm_step *step, int64_t b)
 /* A row that stores its record needs a free ring row. */
 static int cursor_is_valid(const rssm_step *step, const rssm_row *row)
 {
-    if (row->count < 0 || row->count > step->L || row->base < 0 || row->base >= step->R)
-        return 0;
-    if (!step->d_cache.data)
-        return row->count == 0 && row->flush;
-    return row->flush || row->count < step->L;
+    const int32_t most = RSSM_MOST_RECORDS(step->L) - (row->flush ? 0 : 1);
+    return row->count >= 0 && row->count <= most && row->base >= 0 && row->base < step->R;
 }
 
 rssm_row rssm_cpu_row(const rssm_step *step, int64_t b, uint32_t *fault)
@@ -118,8 +115,8 @@ typedef struct bounds {
 static int slot_cursor_is_valid(bounds of, const int32_t *cursor)
 {
     int32_t columns = of.conv_len > 0 ? of.conv_len : 1;
-    return cursor[0] >= 0 && cursor[0] < of.R && cursor[1] >= 0 && cursor[1] <= of.L && cursor[2] >= 0 &&
-           cursor[2] < columns && cursor[3] >= 0 && cursor[3] < of.L;
+    return cursor[0] >= 0 && cursor[0] < of.R && cursor[1] >= 0 && cursor[1] <= RSSM_MOST_RECORDS(of.L) &&
+           cursor[2] >= 0 && cursor[2] < columns && cursor[3] >= 0 && cursor[3] < of.L;
 }
 
 /* The cursor of a slot that a pass may use; NULL for padding, and for a cursor out of range. */
@@ -269,8 +266,7 @@ rssm_row rssm_cpu_slot_row(const rssm_pool *pool, int64_t slot, uint32_t *fault)
 {
     const int32_t *cursor = pool->cursor + slot * pool->cursor_slot;
     rssm_row row = {.slot = slot, .base = cursor[0], .count = cursor[1], .flush = 1, .conv = cursor[2]};
-    int has_ring = pool->layers[0].d_cache.data != NULL;
-    if (!slot_cursor_is_valid((bounds){pool->L, pool->R, pool->conv_len}, cursor) || (!has_ring && row.count > 0))
+    if (!slot_cursor_is_valid((bounds){pool->L, pool->R, pool->conv_len}, cursor))
         return padding_of(row, RSSM_FAULTBIT_CURSOR, fault);
     return row;
 }

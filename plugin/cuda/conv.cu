@@ -1,9 +1,11 @@
 /* The short convolution in front of the recurrence, y_t = silu(bias + sum over i < w of weight[w-1-i] x_{t-i}), with the inputs
  * x_{t-1}, x_{t-2}, ... in a ring of the slot: conv[slot, channel, column], token t of a row at column conv + t.
  *
- * A thread owns its channels' rings: nothing it writes is read by another. x = channels, y = rows: neighbouring blocks work on
- * neighbouring memory.
+ * Three kernels: rssm_conv for any width and type; rssm_conv_pairs for width 4, where rows come through a pipeline; rssm_conv4 for
+ * plain steps of width 4 without drafts, a row in registers. The latter two move whole rings in whole lines. A block owns its
+ * channels of a row: nothing it writes is read by another. x = channels, y = rows: neighbours work on neighbouring memory.
  */
+#include "conv_stages.cuh"
 #include "cuda/conv.h"
 #include "step_math.cuh"
 
@@ -20,23 +22,36 @@ DEVICE void conv_fault(const rssm_convolution &a, uint32_t bit)
         atomicOr(a.fault, bit);
 }
 
-/* Row b: its slot, position and window. Tokens out of range are none at all, since a part of them may be another row's. */
-DEVICE conv_row judge_row(const rssm_convolution &a, int64_t b)
+/* What rows[b] says, asked for ahead of its use. */
+struct row_numbers {
+    int32_t slot, column, start, len;
+};
+
+DEVICE row_numbers load_numbers(const rssm_convolution &a, int64_t b)
 {
     const int32_t *const row = a.rows + b * a.rows_row;
-    const int32_t slot = row[0], column = row[4];
     const bool plain = a.max_T <= 1;
-    const int32_t start = plain ? (int32_t)b : row[5], len = plain ? 1 : row[6];
-    const bool here = slot >= 0 && slot < a.S && slot != a.pad_slot, sane = column >= 0 && column < a.conv_len;
-    const bool live = here && sane;
+    return {row[0], row[4], plain ? (int32_t)b : row[5], plain ? 1 : row[6]};
+}
+
+/* A row's slot, position and window. Tokens out of range are none at all, since a part of them may be another row's. */
+DEVICE conv_row judge_numbers(const rssm_convolution &a, const row_numbers &n)
+{
+    const bool here = n.slot >= 0 && n.slot < a.S && n.slot != a.pad_slot;
+    const bool sane = n.column >= 0 && n.column < a.conv_len;
     if (here && !sane)
         conv_fault(a, RSSM_FAULTBIT_CURSOR);
-    conv_row r = {slot, start, len, column, live};
-    if (start < 0 || len < 0 || len > max(a.max_T, 1) || start + (int64_t)len > a.tokens) {
+    conv_row r = {n.slot, n.start, n.len, n.column, here && sane};
+    if (n.start < 0 || n.len < 0 || n.len > max(a.max_T, 1) || n.start + (int64_t)n.len > a.tokens) {
         conv_fault(a, RSSM_FAULTBIT_SEQLENS);
         r.len = 0;
     }
     return r;
+}
+
+DEVICE conv_row judge_row(const rssm_convolution &a, int64_t b)
+{
+    return judge_numbers(a, load_numbers(a, b));
 }
 
 DEVICE float silu(float x)
@@ -148,7 +163,7 @@ DEVICE void convolve_block(const rssm_convolution &a, const conv_row &r, int64_t
 extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_THREADS)
     rssm_conv(const __grid_constant__ rssm_convolution a)
 {
-    extern __shared__ __align__(16) unsigned char rings[];
+    extern __shared__ __align__(128) unsigned char rings[];
     const int64_t first = (int64_t)blockIdx.x * blockDim.x;
     for (int64_t b = blockIdx.y; b < a.B; b += gridDim.y) {
         const conv_row r = judge_row(a, b);
@@ -161,8 +176,42 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_THREADS)
 
 /* ---- width 4, two channels a thread ------------------------------------------------------------------------------- */
 
-#define PAIR_THREADS RSSM_CUDA_CONV_THREADS
-#define AHEAD        4 /* tokens whose inputs are asked for at once */
+/* A block owns 2 * blockDim.x channels and goes through rows blockIdx.y, blockIdx.y + gridDim.y, ... Rings and inputs pass through
+ * stages of shared memory: while one row is computed the next ones are on their way. A ring comes and goes whole: neighbouring
+ * channels share their sectors, so that memory moves all columns anyhow. */
+
+/* What lies before the stages in shared memory. */
+struct pairs_head {
+    uint64_t full[STAGES]; /* mbarriers: the stage has come */
+    conv_row rows[STAGES]; /* whose it is                   */
+};
+static_assert(sizeof(pairs_head) <= RSSM_CUDA_CONV_HEAD, "the head has no room");
+
+/* A block's share of the channels, and its shared memory. */
+struct pairs_block {
+    int64_t first;                      /* channel */
+    int channels;                       /* at most 2 * blockDim.x */
+    int ring_bytes, token_bytes;        /* of those channels */
+    int inputs, token_room, stage_room; /* in a stage: where its inputs begin, from one to the next, all */
+    pairs_head *head;
+    unsigned char *stages;
+};
+
+template <class ST> DEVICE pairs_block make_block(const rssm_convolution &a, unsigned char *shared)
+{
+    pairs_block p;
+    const int most = 2 * blockDim.x;
+    p.first = (int64_t)blockIdx.x * most;
+    p.channels = (int)min((int64_t)most, a.channels - p.first);
+    p.ring_bytes = p.channels * a.conv_len * ST::BYTES;
+    p.token_bytes = p.channels * ST::BYTES;
+    p.inputs = most * a.conv_len * ST::BYTES;
+    p.token_room = most * ST::BYTES;
+    p.stage_room = p.inputs + max(a.max_T, 1) * p.token_room;
+    p.head = (pairs_head *)shared;
+    p.stages = shared + RSSM_CUDA_CONV_HEAD;
+    return p;
+}
 
 /* Two neighbouring elements as they lie in memory. */
 template <class ST> struct pair_of {
@@ -258,21 +307,66 @@ DEVICE float2 multiply_add(float2 w, float2 x, float2 y)
     return make_float2(w.x * x.x + y.x, w.y * x.y + y.y);
 }
 
-/* Tokens j0 .. j0 + 3 of a row as they lie in memory, those that there are. */
-template <class B> DEVICE void load_tokens(const rssm_convolution &a, const conv_row &r, int64_t ch, int j0, B *raw)
+template <class ST> DEVICE void zero_pairs(const rssm_convolution &a, const conv_row &r, int64_t ch)
 {
-#pragma unroll
-    for (int j = 0; j < AHEAD; ++j)
-        if (j0 + j < r.len)
-            raw[j] = *(const B *)element(a.in.data, (r.start + j0 + j) * a.in.row + ch, a.in.dtype);
+    for (int j = 0; j < r.len; ++j)
+        *(typename pair_of<ST>::bits *)element(a.out, (r.start + j) * a.out_row + ch, ST::DTYPE) = {};
 }
 
-/* The window of two channels whose rings lie in shared memory, at low and high; raw: its first tokens. */
+/* Row `numbers` on its way to stage s. */
 template <class ST>
-DEVICE void convolve_pair(const rssm_convolution &a, const conv_row &r, const pair_weights &p, int64_t ch,
-                          unsigned char *low, unsigned char *high, typename pair_of<ST>::bits *raw, bool *hit, ST st)
+DEVICE void ask_for_row(const rssm_convolution &a, const pairs_block &p, const row_numbers &numbers, int s)
+{
+    const conv_row r = judge_numbers(a, numbers);
+    const bool works = r.live && r.len > 0;
+    if (threadIdx.x == 0)
+        p.head->rows[s] = r;
+    stage_expect(&p.head->full[s], works ? p.ring_bytes + r.len * p.token_bytes : 0);
+    if (!works)
+        return;
+    unsigned char *to = p.stages + s * p.stage_room;
+    stage_load(&p.head->full[s], to, element(a.conv.data, r.slot * a.conv.slot + p.first * a.conv_len, ST::DTYPE),
+               p.ring_bytes);
+    const unsigned char *from = element(a.in.data, r.start * a.in.row + p.first, ST::DTYPE);
+    to += p.inputs;
+    for (int j = 0; j < r.len; ++j) {
+        stage_load(&p.head->full[s], to, from, p.token_bytes);
+        to += p.token_room;
+        from += a.in.row * ST::BYTES;
+    }
+}
+
+/* The rows that a block has yet to ask for: the next one's number, and what it says. */
+struct rows_ahead {
+    int64_t b;
+    row_numbers numbers;
+};
+
+/* The next row, if there is one; the one after it is looked up meanwhile. */
+template <class ST> DEVICE void ask_for_next(const rssm_convolution &a, const pairs_block &p, rows_ahead *next, int s)
+{
+    if (ONE_COPIES && threadIdx.x != 0)
+        return;
+    if (next->b < a.B) {
+        const row_numbers numbers = next->numbers;
+        next->b += gridDim.y;
+        if (next->b < a.B)
+            next->numbers = load_numbers(a, next->b);
+        ask_for_row<ST>(a, p, numbers, s);
+    }
+    stage_asked();
+}
+
+/* The window of the thread's two channels. */
+template <class ST>
+DEVICE void convolve_pair(const rssm_convolution &a, const pairs_block &p, const conv_row &r, const pair_weights &w,
+                          unsigned char *stage, bool *hit, ST st)
 {
     typedef typename pair_of<ST>::bits bits;
+    unsigned char *const low = stage + 2 * threadIdx.x * a.conv_len * ST::BYTES;
+    unsigned char *const high = low + a.conv_len * ST::BYTES;
+    const unsigned char *in = stage + p.inputs + 2 * threadIdx.x * ST::BYTES;
+    unsigned char *out = (unsigned char *)element(a.out, r.start * a.out_row + p.first + 2 * threadIdx.x, ST::DTYPE);
     float2 x[4]; /* x[i]: the input 3 - i tokens back */
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
@@ -280,89 +374,75 @@ DEVICE void convolve_pair(const rssm_convolution &a, const conv_row &r, const pa
         x[i] = make_float2(widen(ring_bits<ST>(low, column), ST::DTYPE), widen(ring_bits<ST>(high, column), ST::DTYPE));
     }
     int at = r.column;
-    for (int j0 = 0; j0 < r.len; j0 += AHEAD) {
-        bits next[AHEAD] = {};
-        load_tokens(a, r, ch, j0 + AHEAD, next);
+    for (int j = 0; j < r.len; ++j) {
+        const bits raw = *(const bits *)in;
+        x[3] = widen_pair(raw, st);
+        float2 y = w.bias;
 #pragma unroll
-        for (int j = 0; j < AHEAD; ++j) {
-            if (j0 + j >= r.len)
-                break;
-            x[3] = widen_pair(raw[j], st);
-            float2 y = p.bias;
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                y = multiply_add(p.w[i], x[i], y);
-            y = make_float2(fast_silu(y.x), fast_silu(y.y));
-            *(bits *)element(a.out, (r.start + j0 + j) * a.out_row + ch, ST::DTYPE) = narrow_pair(y, hit, st);
-            put_pair(low, high, at, raw[j]);
-            at = at + 1 == a.conv_len ? 0 : at + 1;
-            x[0] = x[1];
-            x[1] = x[2];
-            x[2] = x[3];
-        }
-#pragma unroll
-        for (int j = 0; j < AHEAD; ++j)
-            raw[j] = next[j];
+        for (int i = 0; i < 4; ++i)
+            y = multiply_add(w.w[i], x[i], y);
+        y = make_float2(fast_silu(y.x), fast_silu(y.y));
+        *(bits *)out = narrow_pair(y, hit, st);
+        put_pair(low, high, at, raw);
+        at = at + 1 == a.conv_len ? 0 : at + 1;
+        in += p.token_room;
+        out += a.out_row * ST::BYTES;
+        x[0] = x[1];
+        x[1] = x[2];
+        x[2] = x[3];
     }
 }
 
-/* bytes from shared memory back, in the pieces in which stage() took them. */
-DEVICE void unstage(unsigned char *to, const unsigned char *from, int bytes)
+/* The rings of stage s back to the pool. */
+template <class ST> DEVICE void give_back(const rssm_convolution &a, const pairs_block &p, const conv_row &r, int s)
 {
-    const int vectors = bytes / 16;
-    for (int i = threadIdx.x; i < vectors; i += blockDim.x)
-        ((uint4 *)to)[i] = ((const uint4 *)from)[i];
-    for (int i = vectors * 8 + threadIdx.x; i < bytes / 2; i += blockDim.x)
-        ((uint16_t *)to)[i] = ((const uint16_t *)from)[i];
+    if (ONE_COPIES && threadIdx.x != 0)
+        return;
+    if (r.live && r.len > 0)
+        stage_store((unsigned char *)element(a.conv.data, r.slot * a.conv.slot + p.first * a.conv_len, ST::DTYPE),
+                    p.stages + s * p.stage_room, p.ring_bytes);
+    stage_stored();
+    stage_left<1>(); /* the stage before this one is free again */
 }
 
-template <class ST> DEVICE void zero_pairs(const rssm_convolution &a, const conv_row &r, int64_t ch)
+template <class ST> DEVICE void conv_pairs(const rssm_convolution &a, unsigned char *shared, ST st)
 {
-    for (int j = 0; j < r.len; ++j)
-        *(typename pair_of<ST>::bits *)element(a.out, (r.start + j) * a.out_row + ch, ST::DTYPE) = {};
-}
-
-/* Rows b, b + gridDim.y, ... of a block's channels. Whole rings go through shared memory and back: neighbouring channels
- * share their sectors, so that memory moves all columns anyhow. */
-template <class ST> DEVICE void conv_pairs(const rssm_convolution &a, unsigned char *rings, ST st)
-{
-    const int64_t first = (int64_t)blockIdx.x * 2 * PAIR_THREADS, ch = first + 2 * threadIdx.x;
-    const int bytes = (int)min((int64_t)2 * PAIR_THREADS, a.channels - first) * a.conv_len * ST::BYTES;
-    unsigned char *const low = rings + 2 * threadIdx.x * a.conv_len * ST::BYTES;
-    unsigned char *const high = low + a.conv_len * ST::BYTES;
+    const pairs_block p = make_block<ST>(a, shared);
+    const int64_t ch = p.first + 2 * threadIdx.x;
     const bool here = ch < a.channels;
-    bool hit = false;
-    pair_weights p = {};
+    rows_ahead next = {blockIdx.y, load_numbers(a, blockIdx.y)};
+    stages_begin(p.head->full);
+    for (int s = 0; s < STAGES - 1; ++s)
+        ask_for_next<ST>(a, p, &next, s);
+    pair_weights w = {};
     if (here)
-        p = weights_are_whole(a) ? load_whole_weights(a, ch, st) : load_weights(a, ch);
+        w = weights_are_whole(a) ? load_whole_weights(a, ch, st) : load_weights(a, ch);
+    bool hit = false;
+    int s = 0, phase = 0;
     for (int64_t b = blockIdx.y; b < a.B; b += gridDim.y) {
-        const conv_row r = judge_row(a, b);
-        if (!r.live && here)
+        stage_wait(&p.head->full[s], phase);
+        const conv_row r = p.head->rows[s];
+        if (here && r.live)
+            convolve_pair(a, p, r, w, p.stages + s * p.stage_room, &hit, st);
+        else if (here)
             zero_pairs<ST>(a, r, ch);
-        if (!r.live || r.len == 0)
-            continue;
-        typename pair_of<ST>::bits raw[AHEAD] = {};
-        if (here)
-            load_tokens(a, r, ch, 0, raw);
-        unsigned char *const ring =
-            (unsigned char *)element(a.conv.data, r.slot * a.conv.slot + first * a.conv_len, ST::DTYPE);
-        stage(rings, ring, bytes);
+        stage_written();
         __syncthreads();
-        if (here)
-            convolve_pair(a, r, p, ch, low, high, raw, &hit, st);
-        __syncthreads();
-        unstage(ring, rings, bytes);
-        __syncthreads();
+        give_back<ST>(a, p, r, s);
+        ask_for_next<ST>(a, p, &next, s == 0 ? STAGES - 1 : s - 1);
+        s = s + 1 == STAGES ? 0 : s + 1;
+        phase ^= s == 0;
     }
+    stage_left<0>();
     if (hit && a.fault)
         atomicOr(a.fault, (uint32_t)RSSM_FAULTBIT_OUTPUT);
 }
 
-/* Width 4; conv slots at 16-byte boundaries, inputs and outputs at pairs. Plain steps and windows. */
-extern "C" __global__ void __launch_bounds__(PAIR_THREADS, 10)
+/* Width 4; the pool's slots, the inputs' rows and the channels of an element's size in 16-byte pieces, outputs at pairs. */
+extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_PAIR_THREADS, RSSM_CUDA_CONV_PAIR_BLOCKS)
     rssm_conv_pairs(const __grid_constant__ rssm_convolution a)
 {
-    extern __shared__ __align__(16) unsigned char rings[];
+    extern __shared__ __align__(128) unsigned char rings[];
     if (a.in.dtype == F32)
         conv_pairs(a, rings, f32_state());
     else if (a.in.dtype == BF16)
@@ -371,34 +451,52 @@ extern "C" __global__ void __launch_bounds__(PAIR_THREADS, 10)
         conv_pairs(a, rings, f16_state());
 }
 
-/* ---- width 4, three columns, 16-bit elements, plain steps -------------------------------------------------------- */
+/* ---- width 4, three columns, plain steps -------------------------------------------------------------------------- */
 
-#define CHANNELS RSSM_CUDA_CONV4_CHANNELS
+/* A lane has 16 bytes of inputs, which are ST::CHUNK channels, and so 48 bytes of rings and 64 of weights. A warp's rings come
+ * and go as whole lines, every 32nd 16-byte piece by one lane, and are turned in shared memory to those of its own channels. */
+enum { COLUMNS = 3, TAPS = 4 };
 
-/* 16-bit element i of packed words. */
-DEVICE uint32_t half_of(const uint32_t *words, int i)
+/* A warp's channels of a row: the first, and how many lanes have any. */
+struct warp_channels {
+    int64_t first;
+    int lanes, lane;
+    uint4 *turn; /* the warp's COLUMNS * 32 pieces of shared memory */
+};
+
+/* What a lane holds. */
+struct chunk {
+    __align__(16) uint32_t x[4], ring[4 * COLUMNS];
+};
+
+struct chunk_weights {
+    __align__(16) uint32_t w[4 * TAPS], bias[4];
+};
+
+/* Element i of packed words. */
+template <class ST> DEVICE uint32_t word_bits(const uint32_t *words, int i, ST)
 {
+    if (ST::BYTES == 4)
+        return words[i];
     return i & 1 ? words[i / 2] >> 16 : words[i / 2] & 0xffffu;
 }
 
-template <class ST> DEVICE float half_to_float(const uint32_t *words, int i, ST)
+template <class ST> DEVICE float word_value(const uint32_t *words, int i, ST st)
 {
-    if (ST::DTYPE == F16)
-        return f16_bits_to_float(half_of(words, i));
-    return __uint_as_float(i & 1 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+    if (ST::DTYPE == BF16)
+        return __uint_as_float(i & 1 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+    return widen(word_bits(words, i, st), ST::DTYPE);
 }
 
-/* Eight channels of a row: their new inputs, their three columns each as they lie in memory. */
-struct eight {
-    __align__(16) uint32_t x[4], ring[12];
-    conv_row r;
-};
+template <class ST> DEVICE void put_word(uint32_t *words, int i, uint32_t bits, ST)
+{
+    if (ST::BYTES == 4)
+        words[i] = bits;
+    else
+        words[i / 2] = i & 1 ? (words[i / 2] & 0xffffu) | bits << 16 : (words[i / 2] & 0xffff0000u) | bits;
+}
 
-struct eight_weights {
-    __align__(16) uint32_t w[16], bias[4];
-};
-
-/* n 16-byte pieces. */
+/* N 16-byte pieces. */
 template <int N> DEVICE void copy16(void *to, const void *from)
 {
 #pragma unroll
@@ -406,88 +504,129 @@ template <int N> DEVICE void copy16(void *to, const void *from)
         ((uint4 *)to)[i] = ((const uint4 *)from)[i];
 }
 
-DEVICE uint16_t *ring_of(const rssm_convolution &a, const conv_row &r, int64_t ch)
+template <class ST> DEVICE uint4 *rings_of(const rssm_convolution &a, const conv_row &r, const warp_channels &c, ST)
 {
-    return (uint16_t *)a.conv.data + r.slot * a.conv.slot + ch * 3;
+    return (uint4 *)element(a.conv.data, r.slot * a.conv.slot + c.first * COLUMNS, ST::DTYPE);
 }
 
-DEVICE void load_eight(const rssm_convolution &a, int64_t b, int64_t ch, eight *e)
+DEVICE void load_rings(const uint4 *from, const warp_channels &c, uint32_t *ring)
 {
-    copy16<1>(e->x, (const uint16_t *)a.in.data + b * a.in.row + ch);
-    e->r = judge_row(a, b);
-    if (e->r.live)
-        copy16<3>(e->ring, ring_of(a, e->r, ch));
-}
-
-/* Column `at` holds x_{t-3}, those after it x_{t-2} and x_{t-1}; it takes x. */
-template <class ST> DEVICE void convolve8(eight *e, const eight_weights &p, float *y, ST st)
-{
-    const int at = e->r.column;
 #pragma unroll
-    for (int c = 0; c < CHANNELS; ++c) {
-        const float h0 = half_to_float(e->ring, 3 * c, st), h1 = half_to_float(e->ring, 3 * c + 1, st);
-        const float h2 = half_to_float(e->ring, 3 * c + 2, st);
-        float sum = half_to_float(p.bias, c, st);
-        sum += half_to_float(p.w, 4 * c, st) * (at == 0 ? h0 : at == 1 ? h1 : h2);
-        sum += half_to_float(p.w, 4 * c + 1, st) * (at == 0 ? h1 : at == 1 ? h2 : h0);
-        sum += half_to_float(p.w, 4 * c + 2, st) * (at == 0 ? h2 : at == 1 ? h0 : h1);
-        sum += half_to_float(p.w, 4 * c + 3, st) * half_to_float(e->x, c, st);
+    for (int i = 0; i < COLUMNS; ++i)
+        if (i * 32 + c.lane < COLUMNS * c.lanes)
+            ((uint4 *)ring)[i] = from[i * 32 + c.lane];
+}
+
+DEVICE void store_rings(uint4 *to, const warp_channels &c, const uint32_t *ring)
+{
+#pragma unroll
+    for (int i = 0; i < COLUMNS; ++i)
+        if (i * 32 + c.lane < COLUMNS * c.lanes)
+            to[i * 32 + c.lane] = ((const uint4 *)ring)[i];
+}
+
+/* From pieces as they come to the lane's own, or back; no bank conflicts, as COLUMNS is odd. */
+DEVICE void turn_rings(const warp_channels &c, uint32_t *ring, bool back)
+{
+    uint4 *const mine = (uint4 *)ring;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; ++i)
+        c.turn[back ? COLUMNS * c.lane + i : i * 32 + c.lane] = mine[i];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < COLUMNS; ++i)
+        mine[i] = c.turn[back ? i * 32 + c.lane : COLUMNS * c.lane + i];
+    __syncwarp();
+}
+
+/* Column AT holds x_{t-3}, those after it x_{t-2} and x_{t-1}; it takes x. */
+template <int AT, class ST> DEVICE void convolve_chunk(chunk *e, const chunk_weights &p, float *y, ST st)
+{
+#pragma unroll
+    for (int c = 0; c < ST::CHUNK; ++c) {
+        float sum = word_value(p.bias, c, st);
+#pragma unroll
+        for (int i = 0; i < COLUMNS; ++i)
+            sum += word_value(p.w, TAPS * c + i, st) * word_value(e->ring, COLUMNS * c + (AT + i) % COLUMNS, st);
+        sum += word_value(p.w, TAPS * c + COLUMNS, st) * word_value(e->x, c, st);
         y[c] = fast_silu(sum);
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
-            uint32_t *const word = &e->ring[(3 * c + i) / 2];
-            const bool high = (3 * c + i) & 1;
-            const uint32_t x0 = half_of(e->x, c),
-                           put = high ? (*word & 0xffffu) | x0 << 16 : (*word & 0xffff0000u) | x0;
-            *word = at == i ? put : *word;
-        }
+        put_word(e->ring, COLUMNS * c + AT, word_bits(e->x, c, st), st);
     }
 }
 
-template <class ST>
-DEVICE void finish_eight(const rssm_convolution &a, int64_t b, int64_t ch, const eight_weights &p, eight *e, ST st)
+template <class ST> DEVICE void convolve_chunk(int at, chunk *e, const chunk_weights &p, float *y, ST st)
 {
-    uint16_t *const out = (uint16_t *)a.out + b * a.out_row + ch;
-    if (!e->r.live) {
-        *(uint4 *)out = make_uint4(0, 0, 0, 0);
+    if (at == 0)
+        convolve_chunk<0>(e, p, y, st);
+    else if (at == 1)
+        convolve_chunk<1>(e, p, y, st);
+    else
+        convolve_chunk<2>(e, p, y, st);
+}
+
+template <class ST> DEVICE void load_chunk_weights(const rssm_convolution &a, int64_t ch, chunk_weights *p, ST)
+{
+    copy16<TAPS>(p->w, element(a.weight.data, ch * TAPS, ST::DTYPE));
+    if (a.bias.data)
+        copy16<1>(p->bias, element(a.bias.data, ch, ST::DTYPE));
+}
+
+/* Row b, all of it asked for at once. */
+template <class ST> DEVICE void conv4(const rssm_convolution &a, int64_t b, const warp_channels &c, ST st)
+{
+    const int64_t ch = c.first + c.lane * ST::CHUNK;
+    const bool here = c.lane < c.lanes;
+    chunk e;
+    if (here)
+        copy16<1>(e.x, element(a.in.data, b * a.in.row + ch, ST::DTYPE));
+    const conv_row r = judge_row(a, b);
+    if (r.live)
+        load_rings(rings_of(a, r, c, st), c, e.ring);
+    chunk_weights p = {};
+    if (here)
+        load_chunk_weights(a, ch, &p, st);
+    uint4 *const out = (uint4 *)element(a.out, b * a.out_row + ch, ST::DTYPE);
+    if (!r.live) {
+        if (here)
+            *out = make_uint4(0, 0, 0, 0);
         return;
     }
-    float y[CHANNELS];
+    float y[ST::CHUNK];
     bool hit = false;
-    convolve8(e, p, y, st);
-    copy16<3>(ring_of(a, e->r, ch), e->ring);
-    *(uint4 *)out = narrow_chunk(y, &hit, st);
-    if (hit && a.fault)
+    turn_rings(c, e.ring, false);
+    convolve_chunk(r.column, &e, p, y, st);
+    turn_rings(c, e.ring, true);
+    store_rings(rings_of(a, r, c, st), c, e.ring);
+    const uint4 raw = narrow_chunk(y, &hit, st);
+    if (here)
+        *out = raw;
+    if (here && hit && a.fault)
         atomicOr(a.fault, (uint32_t)RSSM_FAULTBIT_OUTPUT);
 }
 
-/* Rows b, b + gridDim.y, ... of eight channels: the next row is asked for before this one is computed. */
-template <class ST> DEVICE void conv4(const rssm_convolution &a, int64_t ch, ST st)
+template <class ST> DEVICE void conv4_warp(const rssm_convolution &a, int64_t b, unsigned char *shared, ST st)
 {
-    eight_weights p = {};
-    copy16<4>(p.w, (const uint16_t *)a.weight.data + ch * 4);
-    if (a.bias.data)
-        copy16<1>(p.bias, (const uint16_t *)a.bias.data + ch);
-    eight now, next;
-    int64_t b = blockIdx.y;
-    load_eight(a, b, ch, &now);
-    for (; b + gridDim.y < a.B; b += gridDim.y) {
-        load_eight(a, b + gridDim.y, ch, &next);
-        finish_eight(a, b, ch, p, &now, st);
-        now = next;
-    }
-    finish_eight(a, b, ch, p, &now, st);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t first = ((int64_t)blockIdx.x * blockDim.x + warp * 32) * ST::CHUNK;
+    if (first < a.channels)
+        conv4(a, b,
+              {first, (int)min((int64_t)32, (a.channels - first) / ST::CHUNK), lane,
+               (uint4 *)shared + warp * COLUMNS * 32},
+              st);
 }
 
-/* One thread for eight channels, all in 16-byte pieces; weight and bias of the inputs' type. */
-extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_THREADS, 6)
+/* Everything in 16-byte pieces; weight and bias of the inputs' type. z, y = rows. */
+extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV4_THREADS, 16)
     rssm_conv4(const __grid_constant__ rssm_convolution a)
 {
-    const int64_t ch = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * CHANNELS;
-    if (ch >= a.channels)
+    extern __shared__ __align__(128) unsigned char rings[];
+    const int64_t b = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
+    if (b >= a.B)
         return;
-    if (a.in.dtype == BF16)
-        conv4(a, ch, bf16_state());
+    if (a.in.dtype == F32)
+        conv4_warp(a, b, rings, f32_state());
+    else if (a.in.dtype == BF16)
+        conv4_warp(a, b, rings, bf16_state());
     else
-        conv4(a, ch, f16_state());
+        conv4_warp(a, b, rings, f16_state());
 }

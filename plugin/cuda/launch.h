@@ -12,7 +12,8 @@ typedef struct rssm_cuda_variant {
     int32_t threads; /* per block */
     int32_t ring;    /* 1: L >= 2, 0: L = 1 */
     int32_t io;      /* dtype of inputs, output and ring, 0 = any */
-    int32_t fill;    /* blocks per multiprocessor from which it is the best choice */
+    int32_t fill;    /* blocks per multiprocessor from which it is the best choice, */
+    int32_t until;   /* and below which; 0: any */
     int32_t smem;    /* dynamic shared memory, bytes */
 } rssm_cuda_variant;
 
@@ -30,6 +31,7 @@ typedef struct rssm_cuda_variant {
      RSSM_CUDA_RING_##kind,                                                    \
      RSSM_CUDA_IO_##io,                                                        \
      fill,                                                                     \
+     RSSM_CUDA_UNTIL_##kind,                                                   \
      RSSM_CUDA_SMEM(RSSM_CUDA_FAMILY_##family, RSSM_CUDA_DTYPE_##state, K, VT, NT, RSSM_CUDA_RING_##kind,       \
                      RSSM_CUDA_IO_##io)},
 /* clang-format on */
@@ -97,7 +99,8 @@ static inline rssm_cuda_launch rssm_cuda_choose(const rssm_step *s, int sms, int
         const rssm_cuda_variant *v = &rssm_cuda_variants[i];
         if (v->smem > shared || !rssm_cuda_variant_fits(v, s))
             continue;
-        if ((int64_t)s->B * s->HV * s->V / v->tile >= (int64_t)sms * v->fill) {
+        const int64_t blocks = (int64_t)s->B * s->HV * s->V / v->tile;
+        if (blocks >= (int64_t)sms * v->fill && (!v->until || blocks < (int64_t)sms * v->until)) {
             l.variant = i;
             break;
         }

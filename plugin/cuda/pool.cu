@@ -15,7 +15,7 @@ DEVICE void begin_row(const rssm_begin &a, int64_t b, int32_t *row)
         return;
     int32_t *const cursor = a.cursor + slot * a.cursor_slot;
     const int32_t base = cursor[0], count = cursor[1], conv = cursor[2], shortened = cursor[3];
-    const bool sane = base >= 0 && base < a.R && count >= 0 && count <= a.L && conv >= 0 &&
+    const bool sane = base >= 0 && base < a.R && count >= 0 && count <= RSSM_MOST_RECORDS(a.L) && conv >= 0 &&
                       conv < (a.conv_len > 0 ? a.conv_len : 1) && shortened >= 0 && shortened < a.L;
     if (!sane) {
         if (a.fault)

@@ -70,7 +70,7 @@ static rssm_cuda_slots judged_by(const rssm_cuda *cuda, uint32_t *fault)
         .L = pool->L,
         .R = pool->R,
         .conv_len = pool->conv_len,
-        .has_ring = pool->layers[0].d_cache.data != NULL,
+        .has_ring = pool->L > 1, /* at L = 1 it may be there, and holds nothing */
         .fault = fault,
     };
 }
@@ -160,7 +160,7 @@ static bool layer_fits(const rssm_pool *pool, const operation *op, const rssm_po
             (pool->family != RSSM_FAMILY_KDA || pooled_fits(&layer->g_cache, &first->g_cache)));
 }
 
-/* What slots_tile.cuh is made for. Imports of float32 states are faster without it: there is nothing to fold. */
+/* What slots_tile.cuh is made for. Imports of float32 states in [V, K] are faster without it: nothing to fold or turn. */
 static bool fits_tile(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io)
 {
     const rssm_pool *pool = &cuda->pool;
@@ -168,7 +168,7 @@ static bool fits_tile(const rssm_cuda *cuda, const operation *op, const rssm_sta
         (int64_t)pool->HV * pool->V * rssm_cuda_parts(pool->K, RSSM_CUDA_STATE_CHANNELS) > MAX_TILE_ROWS ||
         io->n > MAX_GRID_YZ)
         return false;
-    if (op->is_import && io->layers[0].state_dtype == RSSM_CUDA_DTYPE_f32)
+    if (op->is_import && io->layers[0].state_dtype == RSSM_CUDA_DTYPE_f32 && !io->transposed)
         return false;
     for (int32_t i = 0; i < pool->num_layers; i++)
         if (!layer_fits(pool, op, &pool->layers[i], &io->layers[i], &io->layers[0]))
@@ -178,15 +178,14 @@ static bool fits_tile(const rssm_cuda *cuda, const operation *op, const rssm_sta
 
 static int32_t form_of(const rssm_pool *pool)
 {
-    const bool kda = pool->family == RSSM_FAMILY_KDA;
     if (pool->layers[0].k_cache.dtype == RSSM_CUDA_DTYPE_bf16)
-        return kda ? RSSM_CUDA_FORM_KDA_BF16 : RSSM_CUDA_FORM_SCALAR_BF16;
-    return kda ? RSSM_CUDA_FORM_KDA : RSSM_CUDA_FORM_SCALAR;
+        return pool->family == RSSM_FAMILY_KDA ? RSSM_CUDA_FORM_KDA_BF16 : RSSM_CUDA_FORM_SCALAR_BF16;
+    return RSSM_CUDA_FORM_ANY;
 }
 
-/* How a state is cut: kernels for any shape take tiles of 64 rows of a head, several a block; slots_tile.cuh takes one of rows that
- * share their keys. */
-static void cut_any(const rssm_cuda *cuda, rssm_cuda_states *args)
+/* How a state is cut, and into how many blocks: kernels for any shape take tiles of 64 rows of a head, several a block, and have other
+ * blocks for the history; those of slots_tile.cuh take one tile of rows that share their keys, and a part of the history. */
+static int64_t cut_any(const rssm_cuda *cuda, int64_t channels, rssm_cuda_states *args)
 {
     const rssm_pool *pool = &cuda->pool;
     const int64_t tiles =
@@ -194,9 +193,12 @@ static void cut_any(const rssm_cuda *cuda, rssm_cuda_states *args)
     args->state_tiles = (int32_t)(tiles * pool->HV);
     args->run = tiles_per_block(cuda, args->n, tiles);
     args->state_blocks = (args->state_tiles + args->run - 1) / args->run;
+    args->history = RSSM_CUDA_HISTORY;
+    return args->state_blocks + rssm_cuda_parts(channels, RSSM_CUDA_HISTORY);
 }
 
-static void cut_tiles(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io, rssm_cuda_states *args)
+static int64_t cut_tiles(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io, int64_t channels,
+                         rssm_cuda_states *args)
 {
     const rssm_pool *pool = &cuda->pool;
     const int64_t heads = pool->family == RSSM_FAMILY_KDA ? 1 : pool->HV / pool->H;
@@ -207,7 +209,8 @@ static void cut_tiles(const rssm_cuda *cuda, const operation *op, const rssm_sta
     args->state_tiles =
         (int32_t)(pool->HV / heads * args->group_tiles * rssm_cuda_parts(pool->K, RSSM_CUDA_STATE_CHANNELS));
     args->run = 1;
-    args->state_blocks = args->state_tiles;
+    args->history = (int32_t)rssm_cuda_parts(channels, args->state_tiles);
+    return args->state_blocks = args->state_tiles;
 }
 
 static rssm_cuda_states states_args(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io)
@@ -241,10 +244,7 @@ static rssm_status run_states(rssm_cuda *cuda, const operation *op, const rssm_s
     const rssm_pool *pool = &cuda->pool;
     const bool tiles = fits_tile(cuda, op, io);
     rssm_cuda_states args = states_args(cuda, op, io);
-    if (tiles)
-        cut_tiles(cuda, op, io, &args);
-    else
-        cut_any(cuda, &args);
+    const int64_t blocks = tiles ? cut_tiles(cuda, op, io, channels, &args) : cut_any(cuda, channels, &args);
     rssm_status status = RSSM_OK;
     for (int32_t first = 0; !status && first < pool->num_layers; first += RSSM_CUDA_STATE_LAYERS) {
         args.num_layers = (int32_t)rssm_cuda_at_most(pool->num_layers - first, RSSM_CUDA_STATE_LAYERS);
@@ -253,8 +253,8 @@ static rssm_status run_states(rssm_cuda *cuda, const operation *op, const rssm_s
         for (int32_t i = 0; i < args.num_layers; i++)
             args.layer[i] = io->layers[first + i];
         const rssm_cuda_launch how = {
-            .grid = {rssm_cuda_at_most(args.state_blocks + rssm_cuda_parts(channels, RSSM_CUDA_HISTORY), MAX_GRID_X),
-                     rssm_cuda_at_most(io->n, MAX_GRID_YZ), (uint32_t)args.num_layers},
+            .grid = {rssm_cuda_at_most(blocks, MAX_GRID_X), rssm_cuda_at_most(io->n, MAX_GRID_YZ),
+                     (uint32_t)args.num_layers},
             .threads = tiles ? RSSM_CUDA_TILE_THREADS : RSSM_CUDA_SLOT_THREADS,
         };
         status = rssm_cuda_run(cuda, tiles ? op->tile : op->any, &how, &args, stream, op->what, err);

@@ -702,8 +702,13 @@ DEVICE void give_states(const rssm_cuda_states &a, int64_t i, int64_t slot, tile
 
 /* ---- states: the convolution's history --------------------------------------------------------------------------- */
 
-#define HISTORY_CHANNELS 8 /* of a thread, at once */
+#define HISTORY_CHANNELS 2 /* of a thread, at once */
 #define HISTORY_COLUMNS  4
+
+/* The channels first .. end - 1 of a history. */
+struct part {
+    int first, end;
+};
 
 /* Lines of `columns` elements, one a channel, that of channel 0 at `start`; column i is element (i + turn) % columns. */
 struct history {
@@ -746,21 +751,53 @@ DEVICE void store_columns(const history &to, int ch, int end, int c0, int dtype,
         }
 }
 
-/* The block's channels: from's last columns to to's last ones, zeros to those before them. */
-DEVICE void move_history(const rssm_cuda_states &a, const history &from, const history &to)
+/* Elements of 16 bits that keep their type, a thread's channels `apart` apart: bits as they are, by few instructions. */
+DEVICE void move_halves(const history &from, const history &to, int ch, int end, int c0, int ahead)
 {
-    const int ahead = to.columns - (from.data ? from.columns : 0);
-    const int64_t first = (blockIdx.x - (int64_t)a.state_blocks) * RSSM_CUDA_HISTORY;
-    const int end = (int)min((int64_t)a.conv_channels, first + RSSM_CUDA_HISTORY);
+    const int apart = (int)blockDim.x;
+    uint16_t raw[HISTORY_COLUMNS][HISTORY_CHANNELS] = {};
+#pragma unroll
+    for (int c = 0; c < HISTORY_COLUMNS; ++c) {
+        const int column = c0 + c - ahead;
+        const bool there = from.data && column >= 0 && column < from.columns;
+        const uint16_t *const p = (const uint16_t *)from.data + (there ? column_at(from, ch, column) : 0);
+#pragma unroll
+        for (int n = 0; n < HISTORY_CHANNELS; ++n)
+            if (there && ch + n * apart < end)
+                raw[c][n] = p[n * apart * from.columns];
+    }
+#pragma unroll
+    for (int c = 0; c < HISTORY_COLUMNS; ++c) {
+        uint16_t *const p = (uint16_t *)to.data + (c0 + c < to.columns ? column_at(to, ch, c0 + c) : 0);
+#pragma unroll
+        for (int n = 0; n < HISTORY_CHANNELS; ++n)
+            if (c0 + c < to.columns && ch + n * apart < end)
+                p[n * apart * to.columns] = raw[c][n];
+    }
+}
+
+DEVICE void move_any(const history &from, const history &to, int ch, int end, int c0, int ahead, bool *hit)
+{
+    uint32_t raw[HISTORY_CHANNELS][HISTORY_COLUMNS] = {};
+    if (from.data && is_half_width(from.dtype))
+        load_columns<uint16_t>(from, ch, end, c0 - ahead, raw);
+    else if (from.data)
+        load_columns<uint32_t>(from, ch, end, c0 - ahead, raw);
+    store_columns(to, ch, end, c0, from.dtype, raw, hit);
+}
+
+/* From's last columns to to's last ones, zeros to those before them, by the threads of a block. */
+DEVICE void move_history(const rssm_cuda_states &a, const history &from, const history &to, const part &p)
+{
+    const int ahead = to.columns - from.columns;
+    const bool halves = is_half_width(to.dtype) && (!from.data || from.dtype == to.dtype);
     bool hit = false;
-    for (int ch = (int)first + (int)threadIdx.x; ch < end; ch += HISTORY_CHANNELS * (int)blockDim.x)
+    for (int ch = p.first + (int)threadIdx.x; ch < p.end; ch += HISTORY_CHANNELS * (int)blockDim.x)
         for (int c0 = 0; c0 < to.columns; c0 += HISTORY_COLUMNS) {
-            uint32_t raw[HISTORY_CHANNELS][HISTORY_COLUMNS] = {};
-            if (from.data && is_half_width(from.dtype))
-                load_columns<uint16_t>(from, ch, end, c0 - ahead, raw);
-            else if (from.data)
-                load_columns<uint32_t>(from, ch, end, c0 - ahead, raw);
-            store_columns(to, ch, end, c0, from.dtype, raw, &hit);
+            if (halves)
+                move_halves(from, to, ch, p.end, c0, ahead);
+            else
+                move_any(from, to, ch, p.end, c0, ahead, &hit);
         }
     state_fault(a.in, hit, RSSM_FAULTBIT_RING);
 }
@@ -778,18 +815,24 @@ DEVICE history pool_history(const rssm_cuda_states &a, int64_t slot, int turn)
 }
 
 /* The last w - 1 inputs of each channel, the oldest first, to the host's row i. */
-DEVICE void take_history(const rssm_cuda_states &a, int64_t i, int64_t slot)
+DEVICE void take_history(const rssm_cuda_states &a, int64_t i, int64_t slot, const slot_cursor &c, const part &p)
 {
-    const slot_cursor c = load_cursor(a.in, slot);
     const history to = host_history(a, i);
-    if (to.data && cursor_is_good(a.in, c)) /* the state's tiles mark the fault */
-        move_history(a, pool_history(a, slot, c.conv), to);
+    if (to.data)
+        move_history(a, pool_history(a, slot, c.conv), to, p);
 }
 
 /* The host's row i to where a cursor of 0 has it: the last columns. */
-DEVICE void give_history(const rssm_cuda_states &a, int64_t i, int64_t slot)
+DEVICE void give_history(const rssm_cuda_states &a, int64_t i, int64_t slot, const part &p)
 {
-    move_history(a, host_history(a, i), pool_history(a, slot, 0));
+    move_history(a, host_history(a, i), pool_history(a, slot, 0), p);
+}
+
+/* Those of part `number`. */
+DEVICE part part_of(const rssm_cuda_states &a, int number)
+{
+    const int64_t first = (int64_t)number * a.history;
+    return {(int)first, (int)min((int64_t)a.conv_channels, first + a.history)};
 }
 
 /* An imported slot's cursor, by one thread of all. */
@@ -829,8 +872,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_export(const
             continue;
         if ((int)blockIdx.x < a.state_blocks)
             take_states<false>(a, i, slot, &sh);
-        else
-            take_history(a, i, slot);
+        else if (cursor_is_good(a.in, load_cursor(a.in, slot))) /* else the state's tiles mark the fault */
+            take_history(a, i, slot, load_cursor(a.in, slot), part_of(a, blockIdx.x - a.state_blocks));
         __syncthreads(); /* sh has been read */
     }
 }
@@ -845,7 +888,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_import(const
         if ((int)blockIdx.x < a.state_blocks)
             give_states(a, i, slot, &sh);
         else
-            give_history(a, i, slot);
+            give_history(a, i, slot, part_of(a, blockIdx.x - a.state_blocks));
         give_cursor(a, slot);
         __syncthreads();
     }

@@ -16,8 +16,8 @@ enum {
     RSSM_CUDA_TILE_RECORDS = 16   /* its longest ring                                                      */
 };
 
-/* What a ring holds: one gate a head or KDA's, and whether d and k are bfloat16. */
-enum { RSSM_CUDA_FORM_SCALAR_BF16, RSSM_CUDA_FORM_KDA_BF16, RSSM_CUDA_FORM_SCALAR, RSSM_CUDA_FORM_KDA };
+/* What a ring holds: bfloat16 records with one gate a head or KDA's, or others. */
+enum { RSSM_CUDA_FORM_SCALAR_BF16, RSSM_CUDA_FORM_KDA_BF16, RSSM_CUDA_FORM_ANY };
 
 /* What every slot operation needs to judge a slot. */
 typedef struct rssm_cuda_slots {
@@ -49,9 +49,9 @@ typedef struct rssm_cuda_states {
     int32_t num_layers, first;   /* first: layer 0 of the pool is among them */
     int32_t family, H, HV, K, V;
     int32_t transposed, decay_is_A, spread_step;
-    int32_t conv_channels, conv_width;
-    int32_t state_tiles, run; /* tiles of a slot's state; of a block */
-    int32_t state_blocks;     /* blockIdx.x below it: `run` tiles each; from it on: parts of the history */
+    int32_t conv_channels, conv_width, history; /* history: channels of a block's part, 0 = none */
+    int32_t state_tiles, run;                   /* tiles of a slot's state; of a block */
+    int32_t state_blocks; /* blockIdx.x below it: `run` tiles each; from it on: parts of the history */
     /* For slots_tile.cuh: */
     int32_t form, state_dtype, record_dtype; /* RSSM_CUDA_FORM_*; types of the pool                         */
     int32_t group_heads, group_tiles;        /* value heads that share keys; tiles down their rows          */

@@ -1,5 +1,5 @@
-/* Exports, flushes, and imports of 16-bit states, close to what their bytes take: K a multiple of 32, V one of 16, all tensors at
- * 16-byte boundaries, rings of up to 16 records. slots.cu has the kernels for all else.
+/* Exports, flushes and imports in [V, K], as fast as their bytes move: K a multiple of 32, V one of 16, all tensors at 16-byte
+ * boundaries, rings of up to 16 records. slots.cu has the kernels for all else.
  *
  * A block of four warps takes a tile of a slot's state: 128 channels of 64 (float32) or 128 (16 bits) rows that share their
  * keys, 32 KB that are asked for at once, straight into registers, in 16-byte pieces. Rows are counted over the value heads
@@ -27,12 +27,14 @@ struct scalar_bf16 {
 struct kda_bf16 {
     enum { D_TERMS = 1, W_TERMS = 3, EXACT = 1, KDA_GATES = 1 };
 };
-struct scalar_any {
+struct any_ring {
     enum { D_TERMS = 3, W_TERMS = 3, EXACT = 0, KDA_GATES = 0 };
 };
-struct kda_any {
-    enum { D_TERMS = 3, W_TERMS = 3, EXACT = 0, KDA_GATES = 1 };
-};
+
+template <class F> DEVICE bool has_kda_gates(int family)
+{
+    return F::EXACT ? (bool)F::KDA_GATES : family == KDA;
+}
 
 struct __align__(16) tile_memory
 {
@@ -156,6 +158,15 @@ DEVICE place ask_place(const rssm_pooled *p)
     return {ask_long(&p->data), ask_long(&p->slot)};
 }
 
+struct pool_places {
+    place state, k, d, g;
+};
+
+DEVICE pool_places ask_places(const rssm_pool_layer *p)
+{
+    return {ask_place(&p->state), ask_place(&p->k_cache), ask_place(&p->d_cache), ask_place(&p->g_cache)};
+}
+
 DEVICE unsigned char *slot_of(const place &p, int64_t slot, int bytes)
 {
     return (unsigned char *)(p.data + (uint64_t)slot * p.slot * (uint64_t)bytes);
@@ -168,247 +179,7 @@ DEVICE slot_cursor ask_cursor(const rssm_cuda_slots &p, int64_t slot, bool go)
             (int32_t)ask_word(at + 3, go)};
 }
 
-/* ---- records ---------------------------------------------------------------------------------------------------- */
-
-/* The pending records of a slot. */
-struct slot_ring {
-    const unsigned char *k, *d, *g;
-    int family, R, V, K, base, count;
-    int dtype; /* of k and d */
-};
-
-/* Element `first` of record j's row in [heads, R, width]. */
-DEVICE const unsigned char *record_at(const slot_ring &r, const unsigned char *tensor, int head, int width, int size,
-                                      int j, int first)
-{
-    const int row = r.base + j >= r.R ? r.base + j - r.R : r.base + j;
-    return tensor + (int64_t)(head * r.R + row) * (width * size) + first * size;
-}
-
-/* Where a piece of a row has channel ch in the products' columns: of a group of 32 channels (16-bit states: a lane's
- * eight) or 16 (float32: four). */
-template <int CHUNK> DEVICE int key_column(int ch)
-{
-    if (CHUNK == 8)
-        return (ch & ~31) | (ch & 6) << 2 | (ch & 24) >> 2 | (ch & 1);
-    return (ch & ~15) | (ch & 2) << 2 | (ch & 12) >> 1 | (ch & 1);
-}
-
-/* Record j's row of the right operand: lane t's four are its rows 2t, 2t + 1, 2t + 8, 2t + 9. */
-DEVICE int record_row(int j)
-{
-    return (j >> 2) * 2 + (j & 1) + (j & 2) * 4;
-}
-
-/* Two neighbouring elements, as they lie in memory. */
-struct raw_pair {
-    uint32_t low, high; /* high: of float32 only */
-};
-
-DEVICE raw_pair load_pair(const unsigned char *at, int dtype, bool there)
-{
-    raw_pair p = {0, 0};
-    if (there && is_half_width(dtype)) {
-        p.low = *(const uint32_t *)at;
-    } else if (there) {
-        const uint2 both = *(const uint2 *)at;
-        p.low = both.x;
-        p.high = both.y;
-    }
-    return p;
-}
-
-DEVICE float2 widen_raw(raw_pair p, int dtype)
-{
-    if (!is_half_width(dtype))
-        return make_float2(__uint_as_float(p.low), __uint_as_float(p.high));
-    float x[2];
-    if (dtype == BF16)
-        widen2(p.low, x, bf16_state());
-    else
-        widen2(p.low, x, f16_state());
-    return make_float2(x[0], x[1]);
-}
-
-/* The next bfloat16 term of two numbers, which is taken from them. */
-DEVICE uint32_t next_term(float *x)
-{
-    const uint32_t pair = narrow2(x, bf16_state());
-    float back[2];
-    widen2(pair, back, bf16_state());
-    x[0] -= back[0];
-    x[1] -= back[1];
-    return pair;
-}
-
-/* The left operand of a pass, and what multiplies its state where that is one number. */
-template <class F> struct left_operand {
-    uint32_t term[F::D_TERMS][4];
-    float decay;
-};
-
-/* A slot's records as asked for: d of the lane's rows and records, their gates where they are numbers. */
-struct raw_records {
-    raw_pair d[4];
-    float gate[4];
-};
-
-template <class F> DEVICE void load_records(const slot_ring &r, const pass_rows &p, raw_records *raw)
-{
-    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4, dtype = F::EXACT ? BF16 : r.dtype;
-    const int size = is_half_width(dtype) ? 2 : 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int j = 4 * t + i;
-        const bool there = p.here && j < r.count;
-        raw->d[i] = load_pair(record_at(r, r.d, p.hv, r.V, size, j, p.v + 2 * g), dtype, there);
-        raw->gate[i] = 0.0f;
-        if (!F::KDA_GATES && there)
-            raw->gate[i] = *(const float *)record_at(r, r.g, p.hv, 1, 4, j, 0);
-    }
-}
-
-/* Factors of the lane's four records: exp(rate times the sum of the gates after each), never a difference; Mamba-2: times its own
- * gate, dt. And of the state: exp(rate times the sum of all). */
-DEVICE float record_factors(const slot_ring &r, const float *gate, float rate, float *factor)
-{
-    const int t = threadIdx.x & 3;
-    const float own = (gate[0] + gate[1]) + (gate[2] + gate[3]);
-    const float next = __shfl_xor_sync(ALL, own, 1);
-    const float far = __shfl_xor_sync(ALL, own + next, 2);
-    float after = (t & 1 ? 0.0f : next) + (t & 2 ? 0.0f : far);
-#pragma unroll
-    for (int i = 3; i >= 0; --i) {
-        factor[i] = (r.family == MAMBA2 ? gate[i] : 1.0f) * exp2_approx(after * (rate * LOG2E));
-        after += gate[i];
-    }
-    return exp2_approx((own + next + far) * (rate * LOG2E));
-}
-
-/* Row r of the pair a lane has, of records 0, 1 (or 2, 3): two bfloat16 as they are. */
-DEVICE uint32_t pick_halves(uint32_t first, uint32_t second, int row)
-{
-    return row ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
-}
-
-template <class F> DEVICE void form_left(const slot_ring &r, const raw_records &raw, float rate, left_operand<F> *left)
-{
-    if (F::KDA_GATES && F::EXACT) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-            left->term[0][n] = pick_halves(raw.d[n / 2 * 2].low, raw.d[n / 2 * 2 + 1].low, n % 2);
-        left->decay = 1.0f;
-        return;
-    }
-    float2 d[4];
-    float factor[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-    left->decay = F::KDA_GATES ? 1.0f : record_factors(r, raw.gate, rate, factor);
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        d[i] = widen_raw(raw.d[i], F::EXACT ? BF16 : r.dtype);
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-        const int i = n / 2 * 2;
-        float x[2] = {(n % 2 ? d[i].y : d[i].x) * factor[i], (n % 2 ? d[i + 1].y : d[i + 1].x) * factor[i + 1]};
-#pragma unroll
-        for (int term = 0; term < F::D_TERMS; ++term)
-            left->term[term][n] = next_term(x);
-    }
-}
-
-/* The keys of a tile, by a thread: two channels of eight records, from channel ch and record j0 on. A warp has 32 channels. */
-struct raw_keys {
-    raw_pair k[8];
-    float2 gate[8]; /* KDA */
-};
-
-DEVICE int keys_channel()
-{
-    return threadIdx.x / 32 * 32 + threadIdx.x % 16 * 2;
-}
-
-DEVICE int keys_record()
-{
-    return threadIdx.x % 32 / 16 * 8;
-}
-
-template <class F> DEVICE void load_keys(const slot_ring &r, const block_tile &t, int h, raw_keys *raw)
-{
-    const int ch = keys_channel(), dtype = F::EXACT ? BF16 : r.dtype, size = is_half_width(dtype) ? 2 : 4;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int j = keys_record() + i;
-        const bool there = ch < t.channels && j < r.count;
-        raw->k[i] = load_pair(record_at(r, r.k, h, r.K, size, j, t.k0 + ch), dtype, there);
-        if (F::KDA_GATES) {
-            const raw_pair gate = load_pair(record_at(r, r.g, t.group, r.K, 4, j, t.k0 + ch), F32, there);
-            raw->gate[i] = widen_raw(gate, F32);
-        }
-    }
-}
-
-template <class ST, class F> DEVICE void store_keys(const slot_ring &r, const raw_keys &raw, tile_memory *sh)
-{
-    const int ch = keys_channel(), j0 = keys_record(), column = key_column<ST::CHUNK>(ch);
-    float2 after = make_float2(0.0f, 0.0f);
-    if (F::KDA_GATES) {
-        float2 own = after;
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            own = make_float2(own.x + raw.gate[i].x, own.y + raw.gate[i].y);
-        const float2 other = make_float2(__shfl_xor_sync(ALL, own.x, 16), __shfl_xor_sync(ALL, own.y, 16));
-        if (j0 == 0) {
-            after = other;
-            sh->decay[ch] = exp2_approx((own.x + other.x) * LOG2E);
-            sh->decay[ch + 1] = exp2_approx((own.y + other.y) * LOG2E);
-        }
-    }
-#pragma unroll
-    for (int i = 7; i >= 0; --i) {
-        uint16_t *const to = &sh->keys[0][record_row(j0 + i)][column];
-        if (F::EXACT && !F::KDA_GATES) {
-            *(uint32_t *)to = raw.k[i].low;
-            continue;
-        }
-        const float2 k = widen_raw(raw.k[i], F::EXACT ? BF16 : r.dtype);
-        float x[2] = {k.x, k.y};
-        if (F::KDA_GATES) {
-            x[0] *= exp2_approx(after.x * LOG2E);
-            x[1] *= exp2_approx(after.y * LOG2E);
-            after = make_float2(after.x + raw.gate[i].x, after.y + raw.gate[i].y);
-        }
-#pragma unroll
-        for (int term = 0; term < F::W_TERMS; ++term)
-            *(uint32_t *)(to + term * 16 * KEYS_ROW) = next_term(x);
-    }
-}
-
-/* The records' part of a pass's 16 rows and 32 channels from ch on: the smallest products first. */
-template <class F> DEVICE void sum_records(const left_operand<F> &left, const tile_memory *sh, int ch, float acc[4][4])
-{
-    const int lane = threadIdx.x & 31;
-    uint32_t w[F::W_TERMS][8];
-#pragma unroll
-    for (int term = 0; term < F::W_TERMS; ++term) {
-        const uint16_t *const row = &sh->keys[term][lane & 15][ch + (lane >> 4) * 8];
-        load_transposed(w[term], row);
-        load_transposed(w[term] + 4, row + 16);
-    }
-#pragma unroll
-    for (int n = 0; n < 4; ++n)
-        acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
-#pragma unroll
-    for (int order = 2; order >= 0; --order)
-#pragma unroll
-        for (int i = 0; i < F::D_TERMS; ++i)
-            if (order - i >= 0 && order - i < F::W_TERMS) {
-                const uint32_t *const d = left.term[i], *const b =
-                                                            w[order - i >= 0 && order - i < F::W_TERMS ? order - i : 0];
-#pragma unroll
-                for (int n = 0; n < 4; ++n)
-                    mma_bf16(acc[n], d[0], d[1], d[2], d[3], b[2 * n], b[2 * n + 1]);
-            }
-}
+#include "slots_fold.cuh"
 
 /* ---- states ----------------------------------------------------------------------------------------------------- */
 
@@ -429,16 +200,15 @@ DEVICE int64_t lane_row(const rssm_cuda_states &a, const pass_rows &p)
     return ((int64_t)p.hv * a.V + p.v + (threadIdx.x & 31) / 4 * 2) * a.K;
 }
 
+/* Row i of the lane's two. */
 template <class ST>
-DEVICE void load_pass(const rssm_cuda_states &a, const unsigned char *state, const block_tile &t, const pass_rows &p,
-                      bool go, pass_pieces<ST> *x)
+DEVICE void load_row(const rssm_cuda_states &a, const unsigned char *state, const block_tile &t, const pass_rows &p,
+                     int i, bool go, pass_pieces<ST> *x)
 {
     const unsigned char *const at = state + (lane_row(a, p) + t.k0 + piece_channel<ST>(0)) * ST::BYTES;
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int q = 0; q < tile_form<ST>::PIECES; ++q)
-            x->row[i][q] = ask_piece(at + i * a.K * ST::BYTES + q * 64, go && p.here && q * 4 * ST::CHUNK < t.channels);
+    for (int q = 0; q < tile_form<ST>::PIECES; ++q)
+        x->row[i][q] = ask_piece(at + i * a.K * ST::BYTES + q * 64, go && p.here && q * 4 * ST::CHUNK < t.channels);
 }
 
 /* Eight elements of a row as the lane has them among 32 channels: eight in a row, or four and four. */
@@ -453,20 +223,67 @@ template <class ST> DEVICE void widen_eight(const uint4 *piece, float *x, ST st)
     widen_chunk(piece[0], x, st);
 }
 
-/* To a row of the destination, from the lane's first channel on. apart: elements from the first four to the others. */
-DEVICE void store_eight(unsigned char *at, int dtype, int apart, float *x, bool *hit)
+/* Eight channels each of rows 2g and 2g + 1, of the 32 from ch on: times their decay, and the records on top. */
+template <class ST, class F>
+DEVICE void add_records(const rssm_cuda_states &a, const left_operand<F> &left, const tile_memory *sh, int ch,
+                        float y[2][8])
 {
-    if (!is_half_width(dtype)) {
-        __stcs((float4 *)at, make_float4(x[0], x[1], x[2], x[3]));
-        __stcs((float4 *)(at + apart * 4), make_float4(x[4], x[5], x[6], x[7]));
-        return;
+    float acc[4][4];
+    sum_records(left, sh, ch, acc);
+#pragma unroll
+    for (int c = 0; c < 8; ++c) {
+        const int at = ch + piece_channel<ST>(0) + (ST::CHUNK == 8 ? c : c % 4 + c / 4 * 16);
+        const float decay = has_kda_gates<F>(a.family) ? sh->decay[at] : left.decay;
+        y[0][c] = y[0][c] * decay + acc[c / 2][c % 2];
+        y[1][c] = y[1][c] * decay + acc[c / 2][2 + c % 2];
     }
-    const uint4 raw = dtype == BF16 ? narrow_chunk(x, hit, bf16_state()) : narrow_chunk(x, hit, f16_state());
-    if (apart == 4) {
+}
+
+template <class ST> struct packed_pair {
+    typedef __nv_bfloat162 type;
+};
+template <> struct packed_pair<f16_state> {
+    typedef __half2 type;
+};
+
+/* Eight floats in 16 bits; what would become infinite stays finite, and NaN stays NaN. Packed, without a branch. */
+template <class ST> DEVICE uint4 narrow_eight(float *x, bool *hit, ST st)
+{
+#ifdef __CUDA_ARCH__
+    typedef typename packed_pair<ST>::type packed;
+    const uint32_t max_bits = ST::DTYPE == F16 ? 0x7bff7bffu : 0x7f7f7f7fu, min_bits = max_bits | 0x80008000u;
+    const packed most = *reinterpret_cast<const packed *>(&max_bits),
+                 least = *reinterpret_cast<const packed *>(&min_bits);
+    uint32_t raw[4], changed = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t pair = narrow2(x + 2 * i, st);
+        const packed finite = __hmax2_nan(__hmin2_nan(*reinterpret_cast<const packed *>(&pair), most), least);
+        raw[i] = *reinterpret_cast<const uint32_t *>(&finite);
+        changed |= raw[i] ^ pair;
+    }
+    *hit = *hit || changed;
+    return make_uint4(raw[0], raw[1], raw[2], raw[3]);
+#else
+    return narrow_chunk(x, hit, st);
+#endif
+}
+
+/* To a row of the destination, from the lane's first channel on. APART: elements from the first four to the others. */
+template <int APART> DEVICE void store_eight(unsigned char *at, float *x, bool *, f32_state)
+{
+    __stcs((float4 *)at, make_float4(x[0], x[1], x[2], x[3]));
+    __stcs((float4 *)(at + APART * 4), make_float4(x[4], x[5], x[6], x[7]));
+}
+
+template <int APART, class DT> DEVICE void store_eight(unsigned char *at, float *x, bool *hit, DT dt)
+{
+    const uint4 raw = narrow_eight(x, hit, dt);
+    if (APART == 4) {
         __stcs((uint4 *)at, raw);
     } else {
         __stcs((uint2 *)at, make_uint2(raw.x, raw.y));
-        __stcs((uint2 *)(at + apart * 2), make_uint2(raw.z, raw.w));
+        __stcs((uint2 *)(at + APART * 2), make_uint2(raw.z, raw.w));
     }
 }
 
@@ -511,64 +328,102 @@ DEVICE void store_turned(const rssm_cuda_states &a, const matrix &to, const bloc
     }
 }
 
-/* A pass's pieces, with the records where there are any, to where they shall be. */
-template <class ST, class F>
+/* The turned tile's own "type" of destination. */
+struct turned_state {
+    enum { DTYPE = 0, BYTES = 4 };
+};
+
+/* Where a lane's first channel of a pass goes; a row of it is K elements. */
+template <class DT, class ST>
+DEVICE unsigned char *lane_start(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p)
+{
+    return to.data + (lane_row(a, p) + t.k0 + piece_channel<ST>(0)) * DT::BYTES;
+}
+
+/* A pass's pieces, with the records if there are any, to rows of type DT or the turned tile. */
+template <class ST, class F, class DT, bool FOLD>
 DEVICE void finish_pass(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p,
-                        const pass_pieces<ST> &x, bool fold, const left_operand<F> &left, tile_memory *sh, bool turn,
-                        bool *hit)
+                        const pass_pieces<ST> &x, const left_operand<F> &left, tile_memory *sh, bool *hit)
 {
     constexpr int APART = ST::CHUNK == 8 ? 4 : 16, PER = tile_form<ST>::PIECES / 4;
-    unsigned char *const at = (unsigned char *)element(to.data, lane_row(a, p) + t.k0 + piece_channel<ST>(0), to.dtype);
-    const int size = is_half_width(to.dtype) ? 2 : 4;
+    constexpr bool TURN = DT::DTYPE == 0, SAME = (int)ST::DTYPE == (int)DT::DTYPE;
+    unsigned char *const first = lane_start<DT, ST>(a, to, t, p), *const second = first + a.K * DT::BYTES;
+    if (!TURN && !p.here)
+        return;
 #pragma unroll
     for (int n = 0; n < TILE_CHANNELS / 32; ++n) {
         if (n * 32 >= t.channels)
             break;
-        float y[2][8], acc[4][4];
-        if (fold)
-            sum_records(left, sh, n * 32, acc);
+        if constexpr (SAME && !FOLD) { /* bits as they are */
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            widen_eight(x.row[i] + n * PER, y[i], ST());
-            if (fold) {
-#pragma unroll
-                for (int c = 0; c < 8; ++c) {
-                    const int ch = n * 32 + piece_channel<ST>(0) + (ST::CHUNK == 8 ? c : c % 4 + c / 4 * 16);
-                    y[i][c] = y[i][c] * (F::KDA_GATES ? sh->decay[ch] : left.decay) + acc[c / 2][2 * i + c % 2];
-                }
+            for (int q = n * PER; q < (n + 1) * PER; ++q) {
+                __stcs((uint4 *)(first + q * 64), x.row[0][q]);
+                __stcs((uint4 *)(second + q * 64), x.row[1][q]);
+            }
+        } else {
+            float y[2][8];
+            widen_eight(x.row[0] + n * PER, y[0], ST());
+            widen_eight(x.row[1] + n * PER, y[1], ST());
+            if (FOLD)
+                add_records<ST>(a, left, sh, n * 32, y);
+            if constexpr (TURN) {
+                turn_eight<ST>(sh, n * 32 + piece_channel<ST>(0), y[0], y[1]);
+            } else {
+                store_eight<APART>(first + n * 32 * DT::BYTES, y[0], hit, DT());
+                store_eight<APART>(second + n * 32 * DT::BYTES, y[1], hit, DT());
             }
         }
-        if (turn) {
-            turn_eight<ST>(sh, n * 32 + piece_channel<ST>(0), y[0], y[1]);
-        } else if (p.here) {
-            store_eight(at + n * 32 * size, to.dtype, APART, y[0], hit);
-            store_eight(at + (n * 32 + a.K) * size, to.dtype, APART, y[1], hit);
+    }
+}
+
+template <class ST, class F, class DT>
+DEVICE void finish_passes(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
+                          const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, tile_memory *sh, bool *hit)
+{
+#pragma unroll
+    for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass) {
+        if (fold)
+            finish_pass<ST, F, DT, true>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
+        else
+            finish_pass<ST, F, DT, false>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
+        if (DT::DTYPE == 0) {
+            __syncthreads();
+            store_turned<ST>(a, to, t, pass, sh, hit);
+            __syncthreads();
         }
     }
 }
 
 /* ---- tiles: out of the pool ------------------------------------------------------------------------------------- */
 
-/* The records of a tile: into shared memory, and as the left operands of its passes. */
-template <class ST, class F>
-DEVICE void take_records(const rssm_cuda_states &a, const slot_ring &r, const block_tile &t, const pass_rows *rows,
-                         left_operand<F> *left, tile_memory *sh)
-{
-    constexpr int PASSES = tile_form<ST>::PASSES;
-    raw_records records[PASSES];
+/* The records of a tile, as asked for. */
+template <class ST> struct tile_records {
+    raw_records rows[tile_form<ST>::PASSES];
     raw_keys keys;
-    float rate[PASSES];
+};
+
+template <class ST, class F>
+DEVICE void load_tile_records(const rssm_cuda_states &a, const slot_ring &r, const block_tile &t, const pass_rows *rows,
+                              tile_records<ST> *raw)
+{
 #pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass)
-        load_records<F>(r, rows[pass], &records[pass]);
-    load_keys<F>(r, t, F::KDA_GATES ? quotient(t.group, a.HV / a.H) : t.group, &keys);
+    for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
+        load_records<F>(r, rows[pass], &raw->rows[pass]);
+    load_keys<F>(r, t, has_kda_gates<F>(r.family) ? quotient(t.group, a.HV / a.H) : t.group, &raw->keys);
+}
+
+/* Into shared memory, and as the left operands of the passes. */
+template <class ST, class F>
+DEVICE void take_records(const rssm_cuda_states &a, const slot_ring &r, const pass_rows *rows,
+                         const tile_records<ST> &raw, left_operand<F> *left, tile_memory *sh)
+{
 #pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass)
-        rate[pass] = F::KDA_GATES ? 1.0f : decay_rate(a, a.layer[blockIdx.z], rows[pass].hv);
-#pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass)
-        form_left<F>(r, records[pass], rate[pass], &left[pass]);
-    store_keys<ST, F>(r, keys, sh);
+    for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass) {
+        const float rate = has_kda_gates<F>(r.family) ? 1.0f : decay_rate(a, a.layer[blockIdx.z], rows[pass].hv);
+        form_left<F>(r, raw.rows[pass], rate, &left[pass]);
+    }
+    store_keys<ST, F>(r, raw.keys, sh);
+    __syncthreads();
 }
 
 /* Whether the block shall write entry i; marks faults. */
@@ -585,16 +440,58 @@ DEVICE bool judge_taken(const rssm_cuda_states &a, int64_t i, int64_t slot, cons
     return !a.in_place || c.count > 0;
 }
 
+/* Arguments come through a cold cache: this has them read here, not where they are used. */
+DEVICE void hold(const matrix &m)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("" ::"l"(m.data), "r"(m.dtype));
+#else
+    (void)m;
+#endif
+}
+
+/* Has a part of a slot's history fetched into the L2 cache, while the block waits for its state. */
+DEVICE void announce_history(const rssm_cuda_states &a, int64_t slot, const part &p)
+{
+#ifdef __CUDA_ARCH__
+    const history from = pool_history(a, slot, 0);
+    const int size = is_half_width(from.dtype) ? 2 : 4, bytes = (p.end - p.first) * from.columns * size;
+    const unsigned char *const at =
+        (const unsigned char *)from.data + (from.start + (int64_t)p.first * from.columns) * size;
+    if ((int)threadIdx.x * 64 < bytes)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + threadIdx.x * 64));
+#else
+    (void)a, (void)slot, (void)p;
+#endif
+}
+
+/* The tile with its records to where the call wants it. */
+template <class ST, class F>
+DEVICE void put_tile(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
+                     const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, tile_memory *sh)
+{
+    bool hit = false;
+    if (!a.in_place && a.transposed)
+        finish_passes<ST, F, turned_state>(a, to, t, rows, x, fold, left, sh, &hit);
+    else if (to.dtype == F32)
+        finish_passes<ST, F, f32_state>(a, to, t, rows, x, fold, left, sh, &hit);
+    else if (to.dtype == BF16)
+        finish_passes<ST, F, bf16_state>(a, to, t, rows, x, fold, left, sh, &hit);
+    else
+        finish_passes<ST, F, f16_state>(a, to, t, rows, x, fold, left, sh, &hit);
+    state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
+}
+
 /* The block's tile of an entry. A block asks for no bytes while it computes addresses: so the slot is asked for first, and what the
- * slot leads to before the slot is judged. */
+ * slot leads to before the slot is judged: half of the state, the records, which shall not wait behind all of it, the rest. */
 template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, tile_memory *sh)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
     const int64_t i = blockIdx.y;
     const asked_index index = ask_index(a.slots, i);
-    const rssm_pool_layer *const pool = a.pool + blockIdx.z;
-    const place state = ask_place(&pool->state), k = ask_place(&pool->k_cache), d = ask_place(&pool->d_cache),
-                g = ask_place(&pool->g_cache);
+    const matrix to_host = host_matrix(a, i);
+    hold(to_host);
+    const pool_places places = ask_places(a.pool + blockIdx.z);
     const block_tile t = find_tile<ST>(a);
     pass_rows rows[PASSES];
 #pragma unroll
@@ -603,44 +500,28 @@ template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, ti
     const int64_t slot = index_of(index);
     const bool here = in_pool(a.in, slot);
     const slot_cursor c = ask_cursor(a.in, slot, here);
-    unsigned char *const start = slot_of(state, slot, ST::BYTES);
+    unsigned char *const start = slot_of(places.state, slot, ST::BYTES);
     pass_pieces<ST> x[PASSES];
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass)
-        load_pass<ST>(a, start, t, rows[pass], here, &x[pass]);
-    if (!here)
-        return;
-    if (!judge_taken(a, i, slot, c))
+        load_row<ST>(a, start, t, rows[pass], 0, here, &x[pass]);
+    const slot_ring r = ring_of<F>(a, places, slot, c.base, here && cursor_is_good(a.in, c) ? c.count : 0);
+    tile_records<ST> records;
+    load_tile_records<ST, F>(a, r, t, rows, &records);
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass)
+        load_row<ST>(a, start, t, rows[pass], 1, here, &x[pass]);
+    const bool has_history = a.history > 0 && !a.in_place;
+    if (here && has_history)
+        announce_history(a, slot, part_of(a, blockIdx.x));
+    if (!here || !judge_taken(a, i, slot, c))
         return;
     left_operand<F> left[PASSES] = {};
-    if (c.count > 0) {
-        const int dtype = F::EXACT ? BF16 : a.record_dtype, size = is_half_width(dtype) ? 2 : 4;
-        const slot_ring r = {slot_of(k, slot, size),
-                             slot_of(d, slot, size),
-                             slot_of(g, slot, 4),
-                             a.family,
-                             a.in.R,
-                             a.V,
-                             a.K,
-                             c.base,
-                             c.count,
-                             dtype};
-        take_records<ST, F>(a, r, t, rows, left, sh);
-        __syncthreads();
-    }
-    const matrix to = a.in_place ? matrix{start, ST::DTYPE, false, 0} : host_matrix(a, i);
-    const bool turn = !a.in_place && a.transposed;
-    bool hit = false;
-#pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass) {
-        finish_pass<ST, F>(a, to, t, rows[pass], x[pass], c.count > 0, left[pass], sh, turn, &hit);
-        if (turn) {
-            __syncthreads();
-            store_turned<ST>(a, to, t, pass, sh, &hit);
-            __syncthreads();
-        }
-    }
-    state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
+    if (r.count > 0)
+        take_records<ST, F>(a, r, rows, records, left, sh);
+    put_tile<ST, F>(a, a.in_place ? matrix{start, ST::DTYPE, false, 0} : to_host, t, rows, x, r.count > 0, left, sh);
+    if (has_history)
+        take_history(a, i, slot, c, part_of(a, blockIdx.x));
 }
 
 template <class ST> DEVICE void take_form(const rssm_cuda_states &a, tile_memory *sh)
@@ -649,27 +530,16 @@ template <class ST> DEVICE void take_form(const rssm_cuda_states &a, tile_memory
         take_tile<ST, scalar_bf16>(a, sh);
     else if (a.form == RSSM_CUDA_FORM_KDA_BF16)
         take_tile<ST, kda_bf16>(a, sh);
-    else if (a.form == RSSM_CUDA_FORM_SCALAR)
-        take_tile<ST, scalar_any>(a, sh);
     else
-        take_tile<ST, kda_any>(a, sh);
+        take_tile<ST, any_ring>(a, sh);
 }
 
-DEVICE void take_part(const rssm_cuda_states &a)
-{
-    const int64_t slot = load_index(a.slots, blockIdx.y);
-    if (in_pool(a.in, slot))
-        take_history(a, blockIdx.y, slot);
-}
-
-/* x = tile of a state or, from state_blocks on, part of a history, y = which entry, z = layer. Exports, and folds of flushes. */
+/* x = tile of a state, with a part of the history, y = which entry, z = layer. Exports, and folds of flushes. */
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
     rssm_slots_take(const __grid_constant__ rssm_cuda_states a)
 {
     __shared__ tile_memory sh;
-    if ((int)blockIdx.x >= a.state_blocks)
-        take_part(a);
-    else if (a.state_dtype == F32)
+    if (a.state_dtype == F32)
         take_form<f32_state>(a, &sh);
     else if (a.state_dtype == BF16)
         take_form<bf16_state>(a, &sh);
@@ -720,8 +590,8 @@ DEVICE void store_rows(const rssm_cuda_states &a, const matrix &to, const block_
                        const tile_memory *sh, bool *hit)
 {
     constexpr int APART = DT::CHUNK == 8 ? 4 : 16;
-    const int v = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4 * 2, size = is_half_width(to.dtype) ? 2 : 4;
-    unsigned char *const at = (unsigned char *)element(to.data, lane_row(a, p) + t.k0 + piece_channel<DT>(0), to.dtype);
+    const int v = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4 * 2;
+    unsigned char *const first = lane_start<DT, DT>(a, to, t, p), *const second = first + a.K * DT::BYTES;
     if (!p.here)
         return;
 #pragma unroll
@@ -736,76 +606,107 @@ DEVICE void store_rows(const rssm_cuda_states &a, const matrix &to, const block_
             y[0][c] = pair.x;
             y[1][c] = pair.y;
         }
-        store_eight(at + n * 32 * size, to.dtype, APART, y[0], hit);
-        store_eight(at + (n * 32 + a.K) * size, to.dtype, APART, y[1], hit);
+        store_eight<APART>(first + n * 32 * DT::BYTES, y[0], hit, DT());
+        store_eight<APART>(second + n * 32 * DT::BYTES, y[1], hit, DT());
     }
 }
 
-/* ST: type of the host's states, which are asked for before the slot is known. DT: float32, or any 16-bit type of the pool's. */
-template <class ST, class DT, bool TURN> DEVICE void give_tile(const rssm_cuda_states &a, tile_memory *sh)
+/* The slot of an import's entry, where its states of type DT go; -1: passed over. */
+template <class DT> DEVICE int64_t find_target(const rssm_cuda_states &a, const place &state, matrix *to)
+{
+    const int64_t slot = judge_entry(a, blockIdx.y, true);
+    if (slot >= 0)
+        *to = {slot_of(state, slot, DT::BYTES), DT::DTYPE, false, 0};
+    return slot;
+}
+
+/* What an import does beside its states. */
+DEVICE void give_rest(const rssm_cuda_states &a, int64_t slot)
+{
+    if (a.history > 0)
+        give_history(a, blockIdx.y, slot, part_of(a, blockIdx.x));
+    give_cursor(a, slot);
+}
+
+/* ST: type of the host's states, which are asked for before the slot is known. DT: of the pool's. */
+template <class ST, class DT> DEVICE void give_rows(const rssm_cuda_states &a)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
-    const int64_t i = blockIdx.y;
     const block_tile t = find_tile<ST>(a);
-    const unsigned char *const from = host_matrix(a, i).data;
+    const unsigned char *const from = host_matrix(a, blockIdx.y).data;
     const place state = ask_place(&a.pool[blockIdx.z].state);
     pass_rows rows[PASSES];
     pass_pieces<ST> x[PASSES];
-    turned_pieces<ST> turned[PASSES];
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
         rows[pass] = find_rows(a, t, pass);
-        if (TURN)
-            load_turned<ST>(a, from, t, pass, &turned[pass]);
-        else
-            load_pass<ST>(a, from, t, rows[pass], true, &x[pass]);
+        load_row<ST>(a, from, t, rows[pass], 0, true, &x[pass]);
+        load_row<ST>(a, from, t, rows[pass], 1, true, &x[pass]);
     }
-    const int64_t slot = judge_entry(a, i, true);
+    matrix to;
+    const int64_t slot = find_target<DT>(a, state, &to);
     if (slot < 0)
         return;
-    const matrix to = {slot_of(state, slot, is_half_width(a.state_dtype) ? 2 : 4), a.state_dtype, false, 0};
-    const left_operand<kda_bf16> none = {};
+    const left_operand<kda_bf16> none[PASSES] = {};
+    bool hit = false;
+    finish_passes<ST, kda_bf16, DT>(a, to, t, rows, x, false, none, NULL, &hit);
+    give_rest(a, slot);
+    state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
+}
+
+template <class ST, class DT> DEVICE void give_columns(const rssm_cuda_states &a, tile_memory *sh)
+{
+    constexpr int PASSES = tile_form<ST>::PASSES;
+    const block_tile t = find_tile<ST>(a);
+    const unsigned char *const from = host_matrix(a, blockIdx.y).data;
+    const place state = ask_place(&a.pool[blockIdx.z].state);
+    turned_pieces<ST> x[PASSES];
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass)
+        load_turned<ST>(a, from, t, pass, &x[pass]);
+    matrix to;
+    const int64_t slot = find_target<DT>(a, state, &to);
+    if (slot < 0)
+        return;
     bool hit = false;
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
-        if (!TURN) {
-            finish_pass<ST, kda_bf16>(a, to, t, rows[pass], x[pass], false, none, sh, false, &hit);
-            continue;
-        }
-        turn_pieces<ST, DT>(turned[pass], sh);
+        turn_pieces<ST, DT>(x[pass], sh);
         __syncthreads();
-        store_rows<DT>(a, to, t, rows[pass], sh, &hit);
+        store_rows<DT>(a, to, t, find_rows(a, t, pass), sh, &hit);
         __syncthreads();
     }
-    give_cursor(a, slot);
+    give_rest(a, slot);
     state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
+}
+
+template <class ST, class DT> DEVICE void give_tile(const rssm_cuda_states &a, tile_memory *sh)
+{
+    if (a.transposed)
+        give_columns<ST, DT>(a, sh);
+    else
+        give_rows<ST, DT>(a);
 }
 
 template <class ST> DEVICE void give_form(const rssm_cuda_states &a, tile_memory *sh)
 {
-    if (!a.transposed)
-        give_tile<ST, f32_state, false>(a, sh);
-    else if (a.state_dtype == F32)
-        give_tile<ST, f32_state, true>(a, sh);
+    if (a.state_dtype == F32)
+        give_tile<ST, f32_state>(a, sh);
+    else if (a.state_dtype == BF16)
+        give_tile<ST, bf16_state>(a, sh);
     else
-        give_tile<ST, bf16_state, true>(a, sh);
+        give_tile<ST, f16_state>(a, sh);
 }
 
-DEVICE void give_part(const rssm_cuda_states &a)
-{
-    const int64_t slot = judge_entry(a, blockIdx.y, true);
-    if (slot >= 0)
-        give_history(a, blockIdx.y, slot);
-}
-
-/* Imports of 16-bit states; x, y, z as in rssm_slots_take. */
+/* Imports; x, y, z as in rssm_slots_take. */
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
     rssm_slots_give(const __grid_constant__ rssm_cuda_states a)
 {
     __shared__ tile_memory sh;
-    if ((int)blockIdx.x >= a.state_blocks)
-        give_part(a);
-    else if (a.layer[blockIdx.z].state_dtype == BF16)
+    const int dtype = a.layer[blockIdx.z].state_dtype;
+    if (dtype == F32)
+        give_form<f32_state>(a, &sh);
+    else if (dtype == BF16)
         give_form<bf16_state>(a, &sh);
     else
         give_form<f16_state>(a, &sh);

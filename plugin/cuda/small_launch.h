@@ -11,12 +11,13 @@ typedef struct rssm_cuda_small {
     int32_t family, state_dtype, K, V;
     int32_t tile, threads; /* state rows and threads per block */
     int32_t io;
-    int32_t ring, rw; /* 1024 state rows of the largest batch, L > 1 and L = 1 */
+    int32_t ring, rw,
+        kept; /* 1024 state rows of the largest batch: L > 1 where small batches flush, L = 1, L > 1 else */
 } rssm_cuda_small;
 
 /* clang-format off */
-#define RSSM_CUDA_SMALL_ENTRY(family, state, K, V, WR, NW, io, blocks, ring, rw)   \
-    {RSSM_CUDA_STRING(RSSM_CUDA_SMALL_NAME(family, state, K, V, WR, NW, io)),      \
+#define RSSM_CUDA_SMALL_ENTRY(family, state, K, V, WR, NW, kind, io, blocks, ring, rw)   \
+    {RSSM_CUDA_STRING(RSSM_CUDA_SMALL_NAME(family, state, K, V, WR, NW, kind, io)),      \
      RSSM_CUDA_FAMILY_##family,                                                    \
      RSSM_CUDA_DTYPE_##state,                                                      \
      K,                                                                            \
@@ -24,8 +25,9 @@ typedef struct rssm_cuda_small {
      (WR) * (NW),                                                                  \
      (NW) * 32,                                                                    \
      RSSM_CUDA_IO_##io,                                                            \
-     ring,                                                                         \
-     rw},
+     RSSM_CUDA_KIND_##kind ? 0 : (ring),                                           \
+     rw,                                                                           \
+     RSSM_CUDA_KIND_##kind ? (ring) : 0},
 /* clang-format on */
 
 static const rssm_cuda_small rssm_cuda_smalls[] = {RSSM_CUDA_SMALL_LIST(RSSM_CUDA_SMALL_ENTRY)};
@@ -76,7 +78,7 @@ static inline rssm_small rssm_small_argument(const rssm_step *s)
         .pad_slot = s->pad_slot >= 0 && s->pad_slot < s->S ? (int32_t)s->pad_slot : -1, /* a host's may be any number */
         .L = s->L,
         .R = s->R,
-        .most = s->d_cache.data ? s->L : 0,
+        .most = RSSM_MOST_RECORDS(s->L),
         .fault = s->fault,
         .d_cache = s->d_cache.data,
         .k_cache = s->k_cache.data,
@@ -114,32 +116,38 @@ static inline int rssm_small_rounds(const rssm_cuda_small *v, const rssm_step *s
     return d == k && (d == v->io || d == 0 || d == RSSM_CUDA_DTYPE_f32);
 }
 
-/* Keys and KDA's gates are read in vectors too. */
-static inline int rssm_small_ring_fits(const rssm_step *s)
+/* Keys and KDA's gates are read in vectors too; d where rows keep their records. */
+static inline int rssm_small_ring_fits(const rssm_cuda_small *v, const rssm_step *s)
 {
-    return rssm_cuda_pool_fits(&s->k_cache) && (s->family != RSSM_CUDA_FAMILY_kda || rssm_cuda_pool_fits(&s->g_cache));
+    return rssm_cuda_pool_fits(&s->k_cache) && (!v->kept || rssm_cuda_pool_fits(&s->d_cache)) &&
+           (s->family != RSSM_CUDA_FAMILY_kda || rssm_cuda_pool_fits(&s->g_cache));
 }
 
 static inline int rssm_small_fits(const rssm_cuda_small *v, const rssm_step *s)
 {
     if (v->family != s->family || v->state_dtype != s->state.dtype || v->K != s->K || v->V != s->V)
         return 0;
-    if (s->L > RSSM_CUDA_MAX_RING || !rssm_cuda_io_is(s, v->io) || !rssm_small_rounds(v, s))
+    if (s->L > RSSM_CUDA_MAX_RING || (v->kept && (s->L == 1 || !s->rows)) || !rssm_cuda_io_is(s, v->io) ||
+        !rssm_small_rounds(v, s))
         return 0;
     if (s->S < 1 || s->S > INT32_MAX || s->B > 65535 || !rssm_cuda_pool_fits(&s->state) || !rssm_cuda_numbers_fit(s))
         return 0;
-    return rssm_small_inputs_fit(s) && (s->L == 1 || rssm_small_ring_fits(s));
+    return rssm_small_inputs_fit(s) && (s->L == 1 || rssm_small_ring_fits(v, s));
 }
 
 /* The kernel for a step, an index of rssm_cuda_smalls; -1: none. small_batch is the instance's. */
 static inline int rssm_small_choose(const rssm_step *s, int32_t small_batch)
 {
-    if (!RSSM_CUDA_SMALL_ON || (s->L > 1 && (s->B > small_batch || !s->rows)))
+    if (!RSSM_CUDA_SMALL_ON || (s->L > 1 && !s->rows))
         return -1;
     const int64_t rows = (int64_t)s->B * s->HV * s->V;
     for (int i = 0; i < RSSM_CUDA_SMALLS; ++i) {
         const rssm_cuda_small *const v = &rssm_cuda_smalls[i];
-        if (rows <= 1024 * (int64_t)(s->L > 1 ? v->ring : v->rw) && rssm_small_fits(v, s))
+        const int64_t most = s->L == 1                      ? v->rw
+                             : s->B <= small_batch          ? v->ring
+                             : s->B <= RSSM_CUDA_KEPT_BATCH ? v->kept
+                                                            : 0;
+        if (rows <= 1024 * most && rssm_small_fits(v, s))
             return i;
     }
     return -1;

@@ -55,7 +55,7 @@ DEVICE row_info judge_row(const rssm_step &s, int64_t row, const row_ahead &a)
     }
     const bool here = r.slot >= 0 && r.slot < s.S && r.slot != s.pad_slot;
     /* A row that does not flush stores a record: it needs a ring with room. */
-    const int most = r.flush ? (s.d_cache.data ? s.L : 0) : s.L > 1 ? s.L - 1 : -1;
+    const int most = RSSM_MOST_RECORDS(s.L) - (r.flush ? 0 : 1);
     const bool sane = r.count >= 0 && r.count <= most && (uint32_t)r.base < (uint32_t)s.R;
     r.valid = here && sane;
     r.bad = here && !sane;

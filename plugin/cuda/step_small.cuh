@@ -2,7 +2,8 @@
  *
  * A launch over few rows is a chain of latencies (arguments, rows[], state, the store), and each warp runs its code once, at the
  * pace at which instructions are fetched. So there is no shared memory, no barrier and no other warp to wait for: every warp
- * computes its head's numbers itself, and what a row without records does not need is out of the way. The order is
+ * computes its head's numbers itself, and what a row without records does not need is out of the way. (One exception: four
+ * warps and more share out KDA's gates, one for each thread, while the state travels.) The order is
  *   1. ask for the row's slot; meanwhile ask for the inputs and form all addresses but the slot's share;
  *   2. with the slot: ask for the state;
  *   3. while it travels: the token's numbers (norms, gate);
@@ -44,12 +45,13 @@ template <int FAMILY_, class ST, int K_, int V_, int WR_, int NW_, int DT_> stru
         N = NR * NQ,                           /* sums */
         DUP = LPR / N,                         /* lanes that end with the same one */
         BYTES = DT == F32 ? 4 : 2,
-        WORDS = CH * BYTES / 4,         /* of a lane's channels of an input */
-        GATES = FAMILY == KDA ? 4 : 1,  /* that a lane computes */
-        DECAYS = FAMILY == KDA ? CH : 1 /* that it needs */
+        WORDS = CH * BYTES / 4,                   /* of a lane's channels of an input */
+        SHARED = FAMILY == KDA && NW >= 4,        /* the warps share out the gates, through shared memory */
+        GATES = FAMILY == KDA && !SHARED ? 4 : 1, /* that a lane computes */
+        DECAYS = FAMILY == KDA ? CH : 1           /* that it needs */
     };
     static_assert(V % VT == 0 && K % (LPR * CHUNK) == 0 && WR % RPL == 0 && N <= LPR, "rows");
-    static_assert(FAMILY != KDA || (NC == 1 && CH == 4 * RPL), "gates");
+    static_assert(FAMILY != KDA || (NC == 1 && CH == 4 * RPL && (!SHARED || NW * 32 >= K)), "gates");
 };
 
 /* Whose work a thread does. */
@@ -184,8 +186,9 @@ template <class P> DEVICE small_inputs<P> ask_inputs(const rssm_small &s, const 
     small_inputs<P> in;
     load_channels<P, P::BYTES>(in.q, s.q, times(p.row, s.q_row) + p.h * P::K, p.c);
     load_channels<P, P::BYTES>(in.k, s.k, times(p.row, s.k_row) + p.h * P::K, p.c);
-    const uint32_t gate = P::FAMILY == KDA ? p.hv * P::K + small_channel<P>(p.c, 0) + p.part * 4 : p.hv;
-    if (P::FAMILY == KDA)
+    const uint32_t channel = P::SHARED ? threadIdx.x % P::K : small_channel<P>(p.c, 0) + p.part * 4;
+    const uint32_t gate = P::FAMILY == KDA ? p.hv * P::K + channel : p.hv;
+    if (P::FAMILY == KDA && !P::SHARED)
         load_words<4 * P::BYTES>(in.a, (const unsigned char *)s.a + (times(p.row, s.a_row) + gate) * P::BYTES);
     else
         in.a[0] = load_raw(s.a, times(p.row, s.a_row) + gate, P::DT);
@@ -218,7 +221,7 @@ DEVICE bool small_row_is_good(const rssm_small &s, const int4 &at)
 {
     if ((uint32_t)at.x >= (uint32_t)s.S || at.x == s.pad_slot)
         return false;
-    const int most = at.w ? s.most : s.L > 1 ? s.L - 1 : -1; /* a row that does not flush needs room */
+    const int most = s.most - (at.w ? 0 : 1); /* a row that does not flush needs room */
     const bool sane = at.z >= 0 && at.z <= most && (uint32_t)at.y < (uint32_t)s.R;
     if (!sane && s.fault && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
         atomicOr(s.fault, (uint32_t)RSSM_FAULTBIT_CURSOR);
@@ -234,11 +237,11 @@ DEVICE bool small_row_is_plain(const rssm_small &s, const int4 &at)
 
 /* ---- the token -------------------------------------------------------------------------------------------------- */
 
-/* Sums N values per lane over the lanes that differ in the bits FIRST ... 1. Where possible a step halves the number of
+/* Sums N values per lane over the lanes that differ in the bits FIRST ... LAST. Where possible a step halves the number of
  * values instead of keeping copies: a lane ends with the sum that its highest bits select. */
-template <int N, int FIRST> DEVICE void small_sum(float *v, int lane)
+template <int N, int FIRST, int LAST = 1> DEVICE void small_sum(float *v, int lane)
 {
-    if constexpr (FIRST > 0) {
+    if constexpr (FIRST >= LAST) {
         if constexpr (N > 1) {
             const bool up = lane & FIRST;
 #pragma unroll
@@ -250,7 +253,7 @@ template <int N, int FIRST> DEVICE void small_sum(float *v, int lane)
         } else {
             v[0] += __shfl_xor_sync(WARP, v[0], FIRST);
         }
-        small_sum<(N > 1 ? N / 2 : 1), FIRST / 2>(v, lane);
+        small_sum<(N > 1 ? N / 2 : 1), FIRST / 2, LAST>(v, lane);
     }
 }
 
@@ -317,6 +320,24 @@ DEVICE void channel_gates(small_token<P> *t, const rssm_small &s, const float *x
     }
 }
 
+/* The same where a thread has one gate: the decays of my channels, from all. */
+template <class P> DEVICE void share_gates(small_token<P> *t, const rssm_small &s, float x, float rate, int c)
+{
+    __shared__ __align__(16) float decays[P::K];
+    t->gate[0] = small_gate(s, x, rate);
+    if (threadIdx.x < P::K)
+        decays[threadIdx.x] = exp2_approx(t->gate[0] * LOG2E);
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < P::CH; n += 4) {
+        const float4 e = *(const float4 *)(decays + small_channel<P>(c, 0) + n);
+        t->decay[n % P::DECAYS] = e.x;
+        t->decay[(n + 1) % P::DECAYS] = e.y;
+        t->decay[(n + 2) % P::DECAYS] = e.z;
+        t->decay[(n + 3) % P::DECAYS] = e.w;
+    }
+}
+
 /* Norms and scales of q and k; q . k. */
 template <class P> DEVICE void token_scales(small_token<P> *t, const rssm_small &s, const small_place &p)
 {
@@ -352,7 +373,7 @@ template <class P> DEVICE small_token<P> token_of(const rssm_small &s, const sma
     widen_words<P::CH, P::DT>(in.k, t.k);
     widen_weight(in.alog, &alog, s.A_log_dtype);
     widen_weight(in.bias, bias, s.dt_bias_dtype);
-    if (P::FAMILY == KDA)
+    if (P::FAMILY == KDA && !P::SHARED)
         widen_words<P::GATES, P::DT>(in.a, x);
     else
         x[0] = widen(in.a[0], P::DT);
@@ -362,7 +383,9 @@ template <class P> DEVICE small_token<P> token_of(const rssm_small &s, const sma
     const float rate = expf(alog); /* 1 where there is none */
     t.decay_rate = 1.0f;
     t.beta = P::FAMILY == MAMBA2 ? 0.0f : small_sigmoid(widen(in.b, P::DT)) * s.beta_scale;
-    if (P::FAMILY == KDA) {
+    if constexpr (P::SHARED) {
+        share_gates<P>(&t, s, x[0], rate, p.c);
+    } else if constexpr (P::FAMILY == KDA) {
         channel_gates<P>(&t, s, x, rate, p.part);
     } else if (P::FAMILY == GDN) {
         t.gate[0] = small_gate(s, x[0], rate);
@@ -463,6 +486,11 @@ DEVICE uint32_t append_record(const rssm_small &s, const small_place &p, const s
 
 /* ---- the state -------------------------------------------------------------------------------------------------- */
 
+template <class P> DEVICE unsigned char *state_chunk(unsigned char *state, int i, int n)
+{
+    return state + (i * P::RPL * P::K + n * (P::LPR * P::CHUNK)) * P::state::BYTES;
+}
+
 /* The sum that ends in my lane: S q or S k of row p.mine, decayed; q and k as given. */
 template <class P> DEVICE float readout(const float x[P::NR][P::CH], const small_token<P> &t, int lane)
 {
@@ -506,12 +534,14 @@ template <class P> DEVICE uint32_t round_record(const rssm_small &s, const small
     return hit && p.has_k ? RSSM_FAULTBIT_RING : 0;
 }
 
-/* S <- S exp(g) + d k^T, d being that of row p.mine. */
+/* S <- S exp(g) + d k^T, d being that of row p.mine. What became infinite is repaired afterwards: it is rare, and what a lane
+ * stored itself it can read. */
 template <class P>
 DEVICE uint32_t fold_token(float x[P::NR][P::CH], const small_place &p, const small_token<P> &t, float d,
                            unsigned char *state)
 {
-    bool hit = false;
+    typedef typename P::state ST;
+    uint32_t top = 0;
 #pragma unroll
     for (int i = 0; i < P::NR; ++i) {
         const float di = __shfl_sync(WARP, d, p.part * P::LPR + (i * P::NQ + P::NQ - 1) * P::DUP);
@@ -520,10 +550,18 @@ DEVICE uint32_t fold_token(float x[P::NR][P::CH], const small_place &p, const sm
             x[i][n] = x[i][n] * t.decay[P::FAMILY == KDA ? n : 0] + di * t.k[n];
 #pragma unroll
         for (int n = 0; n < P::NC; ++n)
-            __stcs((uint4 *)(state + (i * P::RPL * P::K + n * (P::LPR * P::CHUNK)) * P::state::BYTES),
-                   narrow_chunk(x[i] + n * P::CHUNK, &hit, typename P::state()));
+            __stcs((uint4 *)state_chunk<P>(state, i, n), narrow_quickly(x[i] + n * P::CHUNK, &top, ST()));
     }
-    return hit ? RSSM_FAULTBIT_STATE : 0;
+    if (!had_infinite(top, ST()))
+        return 0;
+#pragma unroll 1
+    for (int i = 0; i < P::NR; ++i)
+#pragma unroll 1
+        for (int n = 0; n < P::NC; ++n) {
+            uint4 *const at = (uint4 *)state_chunk<P>(state, i, n);
+            *at = without_infinite(*at, ST());
+        }
+    return RSSM_FAULTBIT_STATE;
 }
 
 /* ---- the step --------------------------------------------------------------------------------------------------- */
@@ -548,11 +586,6 @@ DEVICE void pin_loads(uint32_t x)
 #ifdef __CUDA_ARCH__
     asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, %0, 0xdeadbeef;\n\t@p membar.cta;\n\t}" : : "r"(x) : "memory");
 #endif
-}
-
-template <class P> DEVICE unsigned char *state_chunk(unsigned char *state, int i, int n)
-{
-    return state + (i * P::RPL * P::K + n * (P::LPR * P::CHUNK)) * P::state::BYTES;
 }
 
 /* The output; d of the lanes that have the row's S k. */
@@ -617,7 +650,7 @@ template <class P, class BLOCK, bool PLAIN> DEVICE bool small_row(const rssm_sma
 #pragma unroll
         for (int n = 0; n < P::NC; ++n)
             widen_chunk(raw[i][n], x[i] + n * P::CHUNK, ST());
-    if (!PLAIN && s.L > 1) /* L = 1: the plain recurrence, whatever a ring holds, and of whatever dtype */
+    if (!PLAIN)
         replay_records<P>(x, s, p, slot, at.y, at.z, t.decay_rate);
 
     const float o = output_of<P>(s, in, t, readout<P>(x, t, p.lane), &d);

@@ -62,16 +62,18 @@
 enum { RSSM_CUDA_FAMILY_kda = 1, RSSM_CUDA_FAMILY_gdn = 2, RSSM_CUDA_FAMILY_mamba2 = 3 };
 enum { RSSM_CUDA_DTYPE_f32 = 1, RSSM_CUDA_DTYPE_bf16 = 2, RSSM_CUDA_DTYPE_f16 = 3 };
 enum { RSSM_CUDA_IO_any = 0, RSSM_CUDA_IO_bf16 = 2 }; /* 0: whatever the step says */
-enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
+enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_roomy = 1, RSSM_CUDA_RING_rw = 0 };
+enum { RSSM_CUDA_UNTIL_ring = 0, RSSM_CUDA_UNTIL_roomy = 9, RSSM_CUDA_UNTIL_rw = 0 }; /* blocks per SM; 0: any */
 
 #define RSSM_CUDA_NAME(family, state, K, V, VT, NT, kind, io) \
     rssm_step_##family##_##state##_k##K##_v##V##_t##VT##_n##NT##_##kind##_##io
 
 /* X(family, state, K, V, VT, NT, kind, io, blocks, fill): VT state rows per block (parts of a head, or several heads that
  * share a key head), NT threads; io bf16: inputs, output and ring all bfloat16. `blocks` per SM bounds the registers.
- * The first variant of a shape is taken that fits and has at least `fill` blocks per SM to run; where none has, the one
- * with the smallest tile. The figures are measured (H200): 128 rows per block win from about 3 blocks per SM on, half of
- * that below; five blocks per SM instead of four gain 2 to 4 % with a 16-bit state, 6 % with 64 rows of fp32. Smaller
+ * The first variant of a shape is taken that fits and has at least `fill` blocks per SM to run (kind roomy, which is a ring
+ * kernel with more registers: and fewer than 9); where none has, the one with the smallest tile. The figures are measured (H200): 128 rows per block win from about 3 blocks per SM on, half of
+ * that below; five blocks per SM instead of four gain 2 to 4 % with a 16-bit state, 6 % with 64 rows of fp32;
+ * but KDA from 4 to 9 blocks per SM is 1 to 8 % faster with four. Smaller
  * tiles than these lose everywhere in ring kernels, and only there: each block does its head's scores anew. Two heads of 80
  * rows make a block of five warps of 32 (one head: of 16 rows each, 4 to 15 % slower from 8 rows of 128 heads on). */
 #define RSSM_CUDA_LIST_DELTA(X, family, most)           \
@@ -93,7 +95,9 @@ enum { RSSM_CUDA_RING_ring = 1, RSSM_CUDA_RING_rw = 0 };
     X(family, st, 128, 128, 128, 128, rw, io, 5, 3)      \
     X(family, st, 128, 128, 32, 128, rw, io, 5, 0)
 
-#define RSSM_CUDA_LIST_KDA(X) RSSM_CUDA_LIST_DELTA(X, kda, 5)
+#define RSSM_CUDA_LIST_KDA(X)                           \
+    X(kda, bf16, 128, 128, 128, 128, roomy, bf16, 4, 4) \
+    RSSM_CUDA_LIST_DELTA(X, kda, 5)
 #define RSSM_CUDA_LIST_GDN(X) RSSM_CUDA_LIST_DELTA(X, gdn, 5)
 #define RSSM_CUDA_LIST_MAMBA2(X)           \
     RSSM_CUDA_LIST_M2_32(X, bf16, 5)       \

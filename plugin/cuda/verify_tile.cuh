@@ -152,7 +152,8 @@ template <class S> DEVICE const uint16_t *input_of(const rssm_input &x, int at)
 template <class S> DEVICE verify_bases<S> bases_of(const rssm_step &s, const verify_view &p)
 {
     verify_bases<S> b;
-    const int head = p.lane >> 4, hv = p.hv + (head < S::HEADS ? head : 0);
+    /* Warps 0 and 1 see to gates: with two heads, lanes 16 .. 31 to the second one's. The others have no head beyond theirs. */
+    const int head = p.lane >> 4, hv = p.hv + (p.w < 2 && head < S::HEADS ? head : 0);
     b.state = (const unsigned char *)s.state.data + (int64_t)p.row0 * VK * S::BYTES;
     b.d = (const uint16_t *)s.d_cache.data + (int64_t)p.hv * s.R * S::V + p.rv0 + S::DV * p.c;
     b.k = (const uint16_t *)s.k_cache.data + (int64_t)p.h * s.R * VK + p.t % 16 * 8;

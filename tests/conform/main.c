@@ -23,7 +23,7 @@ typedef struct options {
     const char *plugin, *device, *config, *junit;
     const char *filters[64], *skips[64];
     int num_filters, num_skips;
-    int jobs, timeout;
+    int jobs, batch, timeout;
     bool list, tap, verbose, no_fork;
 } options;
 
@@ -38,6 +38,9 @@ static const char usage[] =
     "  --tap                  report in the Test Anything Protocol\n"
     "  --junit FILE           also write a JUnit XML report\n"
     "  --jobs N               children at once (default: the number of CPUs; with cuda at most 8)\n"
+    "  --batch N              cases of one name that share a child, up to the first that does not pass (default 1; "
+    "with cuda "
+    "100)\n"
     "  --timeout SECONDS      for every case, instead of its own limit\n"
     "  --no-fork              in this process: for a debugger\n"
     "  --verbose              passed cases too\n";
@@ -60,20 +63,14 @@ static bool add_pattern(const char *patterns[64], int *count)
 
 static bool read_options(int argc, char **argv, options *o)
 {
-    enum { DEVICE = 256, CONFIG, FILTER, SKIP, LIST, TAP, JUNIT, JOBS, TIMEOUT, NO_FORK, VERBOSE, HELP };
-    static const struct option known[] = {{"device", 1, NULL, DEVICE},
-                                          {"config", 1, NULL, CONFIG},
-                                          {"filter", 1, NULL, FILTER},
-                                          {"skip", 1, NULL, SKIP},
-                                          {"list", 0, NULL, LIST},
-                                          {"tap", 0, NULL, TAP},
-                                          {"junit", 1, NULL, JUNIT},
-                                          {"jobs", 1, NULL, JOBS},
-                                          {"timeout", 1, NULL, TIMEOUT},
-                                          {"no-fork", 0, NULL, NO_FORK},
-                                          {"verbose", 0, NULL, VERBOSE},
-                                          {"help", 0, NULL, HELP},
-                                          {NULL, 0, NULL, 0}};
+    enum { DEVICE = 256, CONFIG, FILTER, SKIP, LIST, TAP, JUNIT, JOBS, BATCH, TIMEOUT, NO_FORK, VERBOSE, HELP };
+    static const struct option known[] = {{"device", 1, NULL, DEVICE},   {"config", 1, NULL, CONFIG},
+                                          {"filter", 1, NULL, FILTER},   {"skip", 1, NULL, SKIP},
+                                          {"list", 0, NULL, LIST},       {"tap", 0, NULL, TAP},
+                                          {"junit", 1, NULL, JUNIT},     {"jobs", 1, NULL, JOBS},
+                                          {"batch", 1, NULL, BATCH},     {"timeout", 1, NULL, TIMEOUT},
+                                          {"no-fork", 0, NULL, NO_FORK}, {"verbose", 0, NULL, VERBOSE},
+                                          {"help", 0, NULL, HELP},       {NULL, 0, NULL, 0}};
     int c;
     while ((c = getopt_long(argc, argv, "", known, NULL)) >= 0) {
         switch (c) {
@@ -102,6 +99,10 @@ static bool read_options(int argc, char **argv, options *o)
             break;
         case JOBS:
             if (!number(optarg, &o->jobs))
+                return false;
+            break;
+        case BATCH:
+            if (!number(optarg, &o->batch))
                 return false;
             break;
         case TIMEOUT:
@@ -250,7 +251,9 @@ static int judge(const options *o, const conform_case *cases, int *chosen, int c
                              .chosen = chosen,
                              .count = count,
                              .jobs = o->jobs ? o->jobs : default_jobs(o),
-                             .batch = on_cuda(o) ? CUDA_BATCH : 1,
+                             .batch = o->batch     ? o->batch
+                                      : on_cuda(o) ? CUDA_BATCH
+                                                   : 1,
                              .timeout = o->timeout,
                              .no_fork = o->no_fork,
                              .done = on_done,

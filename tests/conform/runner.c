@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -67,6 +68,7 @@ void h_skip(const char *why)
 static _Noreturn void be_child(const conform_run *run, int i, int end, int fd, int passes)
 {
     setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* the judge may be killed */
     dup2(fd, STDOUT_FILENO);
     dup2(fd, STDERR_FILENO);
     int null = open("/dev/null", O_RDONLY);
@@ -92,13 +94,11 @@ typedef struct child {
     size_t length;
 } child;
 
-/* The case at c->i is at work from now on. */
+/* The case at c->i is at work from now on. What was said stays: it may be this case's, read before the pass of the one before. */
 static void begin_case(const conform_run *run, child *c)
 {
     c->begun = now();
     c->limit = run->timeout ? run->timeout : run->cases[run->chosen[c->i]].timeout;
-    c->length = 0;
-    c->said[0] = 0;
 }
 
 static void start(const conform_run *run, child *c, int i, int end)

@@ -57,6 +57,8 @@ static rssm_step step_of(const dc_options *o, int64_t B)
                        .V = s->V,
                        .L = s->L,
                        .R = s->L,
+                       .S = B + 2,
+                       .rows = s->host_pos ? NULL : (void *)256,
                        .q = in,
                        .k = in,
                        .v = in,
@@ -112,25 +114,25 @@ static dc_options small_options_of(int kernel)
     const rssm_cuda_small *v = &rssm_cuda_smalls[kernel];
     dc_options o = {.engine = ON_GPU, .record_bar = 2};
     o.spec = (h_spec){.family = v->family, .H = H, .HV = HV, .K = v->K, .V = v->V, .state = v->state_dtype};
+    o.spec.HV *= v->kept ? 2 : 1; /* kept kernels are for few rows of a batch */
     o.spec.io = o.spec.gate = o.spec.ring = o.spec.out = v->io;
     o.spec.weights = kernel % 3 + 1;
     o.spec.L = kernel % 2 ? 16 : 5;
     o.spec.slot_gap = kernel % 3 ? 0 : 16;
     o.spec.row_gap = kernel % 2 ? 16 : 0;
     o.spec.bounded = v->family != RSSM_FAMILY_MAMBA2 && kernel % 5 == 0;
-    o.spec.init_flags = RSSM_INIT_SMALL_FLUSH;
+    o.spec.init_flags = v->kept ? RSSM_INIT_NO_SMALL_FLUSH : RSSM_INIT_SMALL_FLUSH;
     o.no_z = kernel % 2;
     return o;
 }
 
-/* The least batch of an instance with small batches that takes the kernel; 0 = none. */
+/* The least batch of an instance with small batches, or without, that takes the kernel; 0 = none. */
 static int64_t small_rows_of(int kernel, const dc_options *o)
 {
+    bool flushes = o->spec.init_flags & RSSM_INIT_SMALL_FLUSH;
     for (int64_t B = 1; B <= MOST_ROWS; B++) {
         rssm_step step = step_of(o, B);
-        step.rows = (void *)256;
-        step.S = B + 2;
-        if (rssm_small_choose(&step, (int32_t)B) == kernel)
+        if (rssm_small_choose(&step, flushes ? (int32_t)B : 0) == kernel)
             return B;
     }
     return 0;
@@ -156,12 +158,14 @@ static void break_rows(dc_case *c)
 }
 
 /* First rows with records, of which some do not flush, then those that the kernel is made for, then bad ones; at last
- * L = 1, from rows or from the host's own cursors. */
+ * L = 1, from rows or from the host's own cursors. Kernels for kept rows: those that do not flush, and as their cursors come to
+ * it those that do, then bad ones. */
 START_TEST(small_kernel)
 {
     int kernel = (int)(share.part + (int64_t)_i * share.parts);
     dc_options o = small_options_of(kernel);
-    bool ring = rssm_cuda_smalls[kernel].ring > 0; /* else it is for L = 1 alone */
+    bool kept = rssm_cuda_smalls[kernel].kept > 0;
+    bool ring = rssm_cuda_smalls[kernel].ring > 0 || kept; /* else it is for L = 1 alone */
     o.spec.L = ring ? o.spec.L : 1;
     o.spec.B = small_rows_of(kernel, &o);
     if (!RSSM_CUDA_SMALL_ON)
@@ -169,13 +173,13 @@ START_TEST(small_kernel)
     dc_check(o.spec.B > 0, "%s is chosen at no batch", rssm_cuda_smalls[kernel].name);
     o.spec.S = o.spec.B + 2;
     dc_worst worst = {0};
-    for (int part = ring ? 0 : 2; part < 3; part++) {
+    for (int part = ring ? 0 : 2; part < (kept ? 1 : 3); part++) {
         o.spec.L = part < 2 ? o.spec.L : 1;
         o.spec.host_pos = part == 2 && kernel % 2;
         dc_case *c = dc_new(&o, (uint64_t)kernel);
-        dc_assert(part == 2 || c->small_batch >= o.spec.B);
+        dc_assert(part == 2 || kept || c->small_batch >= o.spec.B);
         case_enter_windows(c);
-        for (int step = 0; step < 3; step++)
+        for (int step = 0; step < (kept ? 6 : 3); step++)
             dc_merge(&worst, case_step_of(c, part == 0 && step == 0 ? hold_back : NULL));
         dc_equal(dc_fault(c), 0);
         if (!o.spec.host_pos) {

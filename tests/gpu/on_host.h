@@ -63,6 +63,7 @@ static inline float __fdividef(float x, float y)
     return x / y;
 }
 static inline void __syncthreads() {}
+static inline void __syncwarp() {}
 static inline int __syncthreads_count(int)
 {
     return 0;

@@ -852,9 +852,8 @@ START_TEST(bytes_per_second)
     double records = 8 * (32 * 128 * 2 + 16 * 128 * 2 + 32 * 4);
     report(_i ? "fork, 16-bit state," : "fork", 2.0 * MANY * (double)r->layout.slot_total_bytes, seconds[0], bandwidth,
            0.7);
-    /* The goal is 0.7 for 16-bit states too; they do not hold it yet (docs/cuda.md). */
     report(_i ? "export, 16-bit state," : "export", MANY * LAYERS * (2 * state + records + history * (_i ? 2 : 3)),
-           seconds[1], bandwidth, _i ? 0.42 : 0.7);
+           seconds[1], bandwidth, 0.7);
     states_free(&x);
     array_free(src);
     array_free(dst);

@@ -523,7 +523,7 @@ typedef struct small_case {
     uint32_t flags;
     bool host_pos, flushes; /* flushes: there are small batches */
     int beyond;             /* rows beyond small_batch */
-    bool small;             /* the kernel for small batches runs */
+    bool small, kept;       /* the kernel for small batches runs; that for those that keep their records */
 } small_case;
 
 #define NO_SMALL RSSM_INIT_NO_SMALL_FLUSH
@@ -539,7 +539,9 @@ static const small_case small_cases[] = {
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_FLOAT32, 16, 0, .small = false}, /* no such kernel */
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_FLOAT16, 0, 16, 0, .small = false},
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 17, 0, .small = false},
-    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .small = false},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .kept = true},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .beyond = 9},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .host_pos = true},
     {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, SMALL, .flushes = true, .small = true},
     {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, SMALL, .flushes = true, .beyond = 1},
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 1, 0, .small = true},
@@ -585,8 +587,10 @@ START_TEST(small_batches)
     MUST(&r, pool_create);
     MUST(&r, decode);
     const char *kernel = fake->launch[(fake->launches - 1) % FAKE_LAUNCHES].kernel;
-    ck_assert_msg((strstr(kernel, "_small_") != NULL) == (c->small && RSSM_CUDA_SMALL_ON), "%d rows, %s", (int)spec.B,
-                  kernel);
+    const char *wanted = !RSSM_CUDA_SMALL_ON ? "ring" : c->small ? "_small_" : c->kept ? "_kept_" : "_";
+    bool is_small = strstr(kernel, "_small_") || strstr(kernel, "_kept_");
+    ck_assert_msg(strstr(kernel, wanted) && is_small == (RSSM_CUDA_SMALL_ON && (c->small || c->kept)), "%d rows, %s",
+                  (int)spec.B, kernel);
     ck_assert_int_eq(fake->misuse, 0);
     run_free(&r);
 }

@@ -91,13 +91,14 @@ static void fold(const world &w, const int32_t *row, int32_t *cursor)
     cursor[1] = cursor[3] = 0;
 }
 
-static world make_world()
+/* With drafts L is at least 2. */
+static world make_world(int32_t least)
 {
     world w;
     memset(&w, 0, sizeof w);
-    w.L = 2 + (int32_t)(draw() % 6);
-    w.Tm = 2 + (int32_t)(draw() % (uint64_t)(w.L - 1));
-    w.R = w.L + w.Tm;
+    w.L = least + (int32_t)(draw() % 6);
+    w.Tm = w.L > 1 ? 2 + (int32_t)(draw() % (uint64_t)(w.L - 1)) : 1;
+    w.R = w.L > 1 ? w.L + w.Tm : 1;
     w.conv_len = draw() % 3 ? 3 + w.Tm - 1 : 0;
     for (int i = 0; i < SLOTS; i++) {
         const int32_t cursor[4] = {near(0, w.R - 1), near(0, w.L), w.conv_len ? near(0, w.conv_len - 1) : near(0, 0),
@@ -133,7 +134,7 @@ template <typename args> static void launch(void (*kernel)(args), const args &a)
 
 static void one_step_begin(int round)
 {
-    world w = make_world();
+    world w = make_world(1);
     rssm_begin a = {};
     a.B = ROWS, a.L = w.L, a.R = w.R, a.conv_len = w.conv_len, a.S = SLOTS, a.pad_slot = draw() % 2 ? 2 : -1;
     a.slots = list(w.slots), a.force_flush = list(w.force), a.flush_all = draw() % 3 == 0;
@@ -147,7 +148,7 @@ static void one_step_begin(int round)
 
 static void one_verify_begin(int round)
 {
-    world w = make_world();
+    world w = make_world(2);
     rssm_verify_begin a = {};
     a.B = ROWS, a.L = w.L, a.R = w.R, a.conv_len = w.conv_len, a.S = SLOTS, a.pad_slot = draw() % 2 ? 2 : -1;
     a.max_T = 1 + (int32_t)(draw() % (uint64_t)w.Tm);
@@ -163,7 +164,7 @@ static void one_verify_begin(int round)
 /* Returns how many rows moved their cursor. */
 static int one_commit(int round)
 {
-    world w = make_world();
+    world w = make_world(2);
     for (int b = 0; b < ROWS; b++)
         if (draw() % 8)
             fold(w, w.cpu.rows + b * ROW_STRIDE, w.cpu.cursor + b * CURSOR_STRIDE);
@@ -195,7 +196,7 @@ static void put(side &s, int64_t b, int64_t slot, int64_t start, int64_t len, in
 /* Returns how many rows are no padding. */
 static int one_window(int round)
 {
-    world w = make_world();
+    world w = make_world(2);
     char ring = 0;
     rssm_window a = {};
     a.step.B = ROWS, a.step.L = w.L, a.step.R = w.R, a.step.S = SLOTS, a.step.pad_slot = draw() % 2 ? 2 : -1;
@@ -218,7 +219,7 @@ static int one_window(int round)
 
 static int one_convolution(int round)
 {
-    world w = make_world();
+    world w = make_world(2);
     rssm_convolution a = {};
     a.max_T = draw() % 3 ? w.Tm : 1;
     a.B = ROWS, a.S = SLOTS, a.pad_slot = draw() % 2 ? 2 : -1, a.conv_len = w.conv_len ? w.conv_len : 3;
@@ -240,12 +241,12 @@ static int one_convolution(int round)
 /* A plain step, from rows or from the host's own arrays. */
 static int one_step(int round)
 {
-    world w = make_world();
+    world w = make_world(1);
     char ring = 0;
     rssm_step a = {};
-    a.B = ROWS, a.L = draw() % 8 ? w.L : 1, a.R = a.L == 1 ? 1 : w.R;
+    a.B = ROWS, a.L = w.L, a.R = w.R;
     a.S = SLOTS, a.pad_slot = draw() % 2 ? 2 : -1, a.rows_row = ROW_STRIDE;
-    a.d_cache.data = a.L > 1 ? &ring : NULL;
+    a.d_cache.data = a.L > 1 || draw() % 2 ? &ring : NULL; /* at L = 1 it may be there, and holds nothing */
     const bool from_rows = draw() % 2;
     if (!from_rows) {
         a.write_pos = list(w.accepted), a.state_indices = list(w.slots);

@@ -1,6 +1,6 @@
 /* The kernels for small batches, compiled for the host, against the oracle of the CPU kernels' tests: every one of them with
- * rows that it is made for and others, padding rows, rings that wrap, L = 1, and a host's own cursors. The lanes of a warp run in
- * turns from shuffle to shuffle, which is all that these kernels need; no warp meets another. */
+ * rows that it is made for and others, padding rows, rings that wrap, L = 1, and a host's own cursors. The threads of a block run
+ * in turns from shuffle to shuffle, or to a barrier, which is all that these kernels need. */
 #include "gpu/on_host.h"
 
 #include <algorithm>
@@ -12,58 +12,109 @@
 
 #undef __noinline__
 #define __noinline__
+#undef __shared__
+#define __shared__ static /* blocks run one after the other */
 
-enum { LANES = 32, STACK = 1 << 17, SEEDS = 2 };
+enum { LANES = 32, THREADS = 256, STACK = 1 << 17, SEEDS = 2 };
 
-/* ---- a warp ----------------------------------------------------------------------------------------------------- */
+/* ---- a block ---------------------------------------------------------------------------------------------------- */
 
-static ucontext_t scheduler, lanes[LANES];
-static char stacks[LANES][STACK];
-static bool done[LANES];
-static unsigned lane_now, first_thread, meetings[LANES];
-static float handed[2][LANES]; /* a lane may be one meeting ahead of another */
+static ucontext_t scheduler, threads[THREADS];
+static char stacks[THREADS][STACK];
+static bool done[THREADS];
+static unsigned now, block_threads, meetings[THREADS];
+static float handed[2][THREADS]; /* a lane may be one meeting ahead of another */
+static unsigned arrived;         /* at barriers, all threads together */
 static void (*work)(const void *);
 static const void *work_args;
 
+static void give_way()
+{
+    swapcontext(&threads[now], &scheduler);
+}
+
+/* The thread of my warp that is this lane. */
+static unsigned fellow(int lane)
+{
+    return now / LANES * LANES + (lane & (LANES - 1));
+}
+
 static float __shfl_sync(unsigned, float value, int from)
 {
-    const unsigned turn = meetings[lane_now]++ & 1;
-    handed[turn][lane_now] = value;
-    swapcontext(&lanes[lane_now], &scheduler);
-    return handed[turn][from & (LANES - 1)];
+    const unsigned turn = meetings[now]++ & 1;
+    handed[turn][now] = value;
+    give_way();
+    return handed[turn][fellow(from)];
 }
 
 static float __shfl_xor_sync(unsigned all, float value, int bits)
 {
-    return __shfl_sync(all, value, (int)lane_now ^ bits);
+    return __shfl_sync(all, value, (int)(now % LANES) ^ bits);
 }
 
-static void lane_main()
+#define __syncthreads barrier
+static void barrier()
+{
+    const unsigned all = (arrived++ / block_threads + 1) * block_threads;
+    while (arrived < all)
+        give_way();
+}
+
+/* Beyond the last lane: one's own. */
+static float __shfl_down_sync(unsigned all, float value, unsigned n)
+{
+    return __shfl_sync(all, value, (int)(now % LANES + (now % LANES + n < LANES ? n : 0)));
+}
+
+/* mma.cuh's product of 16 x 16 and 16 x 8 bfloat16. */
+#define RSSM_CUDA_MMA_CUH_
+static uint32_t operands[2][THREADS][6]; /* a0 .. a3, b0, b1 */
+
+static float half_of(uint32_t pair, int high)
+{
+    return __uint_as_float(high ? pair & 0xffff0000u : pair << 16);
+}
+
+static void mma_bf16(float *d, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    const unsigned turn = meetings[now]++ & 1, g = now % LANES / 4, t = now % 4;
+    const uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
+    memcpy(operands[turn][now], mine, sizeof mine);
+    give_way();
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned depth = 0; depth < 16; depth++) {
+            const uint32_t *const a = operands[turn][fellow(g * 4 + depth % 8 / 2)];
+            const uint32_t *const b = operands[turn][fellow((2 * t + i % 2) * 4 + depth % 8 / 2)];
+            d[i] += half_of(a[i / 2 + depth / 8 * 2], depth % 2) * half_of(b[4 + depth / 8], depth % 2);
+        }
+}
+
+static void thread_main()
 {
     work(work_args);
-    done[lane_now] = true;
-    swapcontext(&lanes[lane_now], &scheduler);
+    done[now] = true;
+    give_way();
 }
 
-static void run_warp(unsigned thread)
+static void run_block(unsigned count)
 {
-    first_thread = thread;
-    for (unsigned i = 0; i < LANES; i++) {
+    block_threads = count;
+    arrived = 0;
+    for (unsigned i = 0; i < count; i++) {
         done[i] = false;
         meetings[i] = 0;
-        getcontext(&lanes[i]);
-        lanes[i].uc_stack.ss_sp = stacks[i];
-        lanes[i].uc_stack.ss_size = STACK;
-        makecontext(&lanes[i], lane_main, 0);
+        getcontext(&threads[i]);
+        threads[i].uc_stack.ss_sp = stacks[i];
+        threads[i].uc_stack.ss_size = STACK;
+        makecontext(&threads[i], thread_main, 0);
     }
-    for (unsigned left = LANES; left > 0;)
-        for (unsigned i = 0; i < LANES; i++) {
-            if (done[i])
+    for (unsigned left = count; left > 0;)
+        for (now = 0; now < count; now++) {
+            if (done[now])
                 continue;
-            lane_now = i;
-            threadIdx.x = first_thread + i;
-            swapcontext(&scheduler, &lanes[i]);
-            left -= done[i];
+            threadIdx.x = now;
+            swapcontext(&scheduler, &threads[now]);
+            left -= done[now];
         }
 }
 
@@ -86,9 +137,9 @@ extern "C" {
 
 /* ---- the kernels ------------------------------------------------------------------------------------------------ */
 
-#define CALL(family, state, K, V, WR, NW, io, blocks, ring, rw)                                        \
-    [](const void *args) {                                                                             \
-        RSSM_CUDA_SMALL_NAME(family, state, K, V, WR, NW, io)(*static_cast<const rssm_small *>(args)); \
+#define CALL(family, state, K, V, WR, NW, kind, io, blocks, ring, rw)                                        \
+    [](const void *args) {                                                                                   \
+        RSSM_CUDA_SMALL_NAME(family, state, K, V, WR, NW, kind, io)(*static_cast<const rssm_small *>(args)); \
     },
 static void (*const kernels[])(const void *) = {RSSM_CUDA_SMALL_LIST(CALL)};
 
@@ -101,8 +152,7 @@ static void run(int kernel, const rssm_step *step)
     for (blockIdx.z = 0; blockIdx.z < how.grid[2]; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < how.grid[1]; blockIdx.y++)
             for (blockIdx.x = 0; blockIdx.x < how.grid[0]; blockIdx.x++)
-                for (unsigned thread = 0; thread < how.threads; thread += LANES)
-                    run_warp(thread);
+                run_block(how.threads);
 }
 
 /* ---- cases ------------------------------------------------------------------------------------------------------ */
@@ -118,6 +168,8 @@ static case_wish wish_of(int kernel, uint64_t seed, int L)
     wish.V = v->V;
     wish.L = L;
     wish.B = 2;
+    wish.all_flush = v->kept ? (int32_t)(seed % 3) : 0; /* some, all, none */
+    wish.drafts = v->kept && seed % 2 ? 2 : 0;          /* more ring rows than records */
     wish.H = 1 + (int32_t)(seed % 2);
     wish.group = 2 - (int32_t)(seed % 2);
     wish.out_is_io = wish.aligned = 1;
@@ -147,7 +199,7 @@ static void check_one(const step_case *c, int kernel, level_bars *bars)
 /* Rows out of range: zeros, a fault, nothing else touched. */
 static void check_bad_rows(const step_case *c, int kernel)
 {
-    static const int32_t bad[][3] = {{-1, 0, 1}, {99, 0, 1}, {0, -1, 1}, {0, 17, 1}, {0, 99, 0}};
+    static const int32_t bad[][3] = {{-1, 0, 1}, {99, 0, 1}, {0, -1, 1}, {0, 17, 1}, {0, 99, 0}, {0, 16, 0}};
     for (const int32_t *numbers : bad) {
         step_case mine;
         step_case_copy(&mine, c);
@@ -173,10 +225,11 @@ static void check_bad_rows(const step_case *c, int kernel)
     }
 }
 
-/* At L = 1 a row's count and what a ring holds count for nothing, though it may be there, of any dtype and anywhere. */
+/* At L = 1 no record is ever pending, and what a ring holds counts for nothing: it may be there, of any dtype and anywhere. */
 static void check_ring_at_one(const step_case *c, int kernel)
 {
     alignas(16) int32_t rows[MAX_ROWS][8] = {};
+    step_case counted;
     std::vector<float> nans((size_t)c->step.HV * (size_t)std::max(c->step.K, c->step.V), NAN);
     step_case plain, pending;
     step_case_copy(&plain, c);
@@ -190,21 +243,70 @@ static void check_ring_at_one(const step_case *c, int kernel)
     }
     run(kernel, &plain.step);
     pending.step.pad_slot = (INT64_C(1) << 32) + c->rows[0].slot; /* no slot of this pool, whatever its low half */
-    for (int32_t b = 0; b < c->step.B; b++)
-        rows[b][2] = 1;
     run(kernel, &pending.step);
-    check(pending.fault == 0, "L = 1, a ring, count 1: fault word %u", (unsigned)pending.fault);
+    check(pending.fault == 0, "L = 1, a ring: fault word %u", (unsigned)pending.fault);
     for (int i : {(int)MEM_OUT, (int)MEM_STATE})
         check(memcmp(plain.mem[i].data, pending.mem[i].data, (size_t)plain.mem[i].bytes) == 0,
-              "L = 1, a ring, count 1: array %d differs", i);
+              "L = 1, a ring: array %d differs", i);
+    step_case_copy(&counted, &pending);
+    for (int32_t b = 0; b < c->step.B; b++) {
+        rows[b][0] = 0;
+        rows[b][2] = 1;
+    }
+    run(kernel, &pending.step);
+    check(pending.fault == RSSM_FAULTBIT_CURSOR, "L = 1, count 1: fault word %u", (unsigned)pending.fault);
+    const auto &state = counted.mem[MEM_STATE];
+    check(memcmp(state.data, pending.mem[MEM_STATE].data, (size_t)state.bytes) == 0,
+          "L = 1, count 1: a state is touched");
+    step_case_free(&counted);
     step_case_free(&plain);
     step_case_free(&pending);
 }
 
+/* A 16-bit state that becomes infinite stays finite and raises a fault: S <- S + dt x B^T, with S as large as can be. */
+static void check_saturation(int kernel)
+{
+    const rssm_cuda_small *const v = &rssm_cuda_smalls[kernel];
+    if (v->family != RSSM_FAMILY_MAMBA2 || v->state_dtype != RSSM_DTYPE_BFLOAT16)
+        return;
+    random_state r = {(uint64_t)kernel};
+    case_wish wish = wish_of(kernel, 0, 1 + 15 * (v->kept > 0));
+    wish.all_flush = wish.no_padding = wish.plain = 1;
+    step_case c;
+    step_case_make(&c, &r, &wish);
+    rssm_step *const s = &c.step;
+    const int64_t elements = (int64_t)s->HV * s->V * s->K;
+    s->A_log.data = NULL; /* a decay of 1 */
+    s->flags |= RSSM_STEP_A_IS_DECAY;
+    s->dt_min = s->dt_max = 1;
+    for (int64_t b = 0; b < s->B; b++) {
+        for (int64_t i = 0; i < elements; i++)
+            element_set(v->state_dtype, s->state.data, c.rows[b].slot * s->state.slot + i, BF16_MAX);
+        for (int64_t i = 0; i < (int64_t)s->HV * s->V; i++)
+            element_set(v->io, (void *)s->v.data, b * s->v.row + i, 0x1p126);
+        for (int64_t i = 0; i < (int64_t)s->H * s->K; i++)
+            element_set(v->io, (void *)s->k.data, b * s->k.row + i, i % 2);
+    }
+    check_context("%s, saturation", v->name);
+    run(kernel, s);
+    int64_t full = 0, infinite = 0;
+    for (int64_t b = 0; b < s->B; b++)
+        for (int64_t i = 0; i < elements; i++) {
+            const double x = element_get(v->state_dtype, s->state.data, c.rows[b].slot * s->state.slot + i);
+            full += x == BF16_MAX;
+            infinite += !(std::fabs(x) <= BF16_MAX);
+        }
+    check(full > 0 && infinite == 0, "%lld full, %lld infinite", (long long)full, (long long)infinite);
+    check(c.fault & RSSM_FAULTBIT_STATE, "fault word %u", (unsigned)c.fault);
+    step_case_free(&c);
+}
+
 static void check_kernel(int kernel, level_bars *bars)
 {
-    static const int lengths[] = {16, 5, 1};
-    for (uint64_t seed = 0; seed < SEEDS; seed++)
+    check_saturation(kernel);
+    const bool kept = rssm_cuda_smalls[kernel].kept > 0; /* not for L = 1, nor for a host's own cursors */
+    const int lengths[] = {16, 5, kept ? 2 : 1};
+    for (uint64_t seed = 0; seed < (kept ? 3 * SEEDS : SEEDS); seed++)
         for (int length : lengths) {
             random_state r = {1000 * (uint64_t)kernel + 10 * seed + (uint64_t)length};
             const case_wish wish = wish_of(kernel, seed, length);
@@ -213,7 +315,8 @@ static void check_kernel(int kernel, level_bars *bars)
             c.record_ulps = 2; /* float32 norms: tests/gpu has the same bar for all CUDA kernels */
             check_context("%s, L = %d, %s, seed %d", rssm_cuda_smalls[kernel].name, length,
                           c.step.rows ? "rows" : "write_pos", (int)seed);
-            if (check(rssm_small_fits(&rssm_cuda_smalls[kernel], &c.step), "the kernel does not fit"))
+            if (check(rssm_small_fits(&rssm_cuda_smalls[kernel], &c.step) == (!kept || c.step.rows),
+                      "whether the kernel fits"))
                 check_one(&c, kernel, bars);
             if (seed == 0 && length == 1) {
                 check_ring_at_one(&c, kernel);
@@ -222,7 +325,7 @@ static void check_kernel(int kernel, level_bars *bars)
                 check(!rssm_small_fits(&rssm_cuda_smalls[kernel], &c.step), "the kernel fits a pool without slots");
                 c.step.S = S;
             }
-            if (seed == 0 && c.step.rows)
+            if ((seed == 0 || kept) && c.step.rows)
                 check_bad_rows(&c, kernel);
             step_case_free(&c);
         }

@@ -17,7 +17,7 @@
 #define F32  RSSM_DTYPE_FLOAT32
 #define BF16 RSSM_DTYPE_BFLOAT16
 
-enum { H = 2, HV = 16, L = 16, MOST_WINDOWS = 40, MOST_TOKENS = RSSM_VERIFY_MAX_T, ROUNDS = 8 };
+enum { H = 2, HV = 16, L = 16, MOST_WINDOWS = 140, MOST_TOKENS = RSSM_VERIFY_MAX_T, ROUNDS = 8 };
 
 /* Models of the general kernel. */
 static const h_spec general[] = {

@@ -621,8 +621,9 @@ void dc_begin(dc_case *c, const int64_t *slots, const int32_t *force)
 static dc_row checked_row(const dc_case *c, dc_row row)
 {
     const dc_row padding = {.slot = -1};
-    if (is_padding(c, row.slot) || row.count < 0 || row.count > c->spec.L || row.base < 0 || row.base >= c->R ||
-        (!row.flush && row.count >= c->spec.L))
+    const int64_t records = c->spec.L > 1 ? c->spec.L : 0; /* that may be pending */
+    if (is_padding(c, row.slot) || row.count < 0 || row.count > records || row.base < 0 || row.base >= c->R ||
+        (!row.flush && row.count >= records))
         return padding;
     return row;
 }

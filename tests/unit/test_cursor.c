@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "decode_case.h"
+#include "rssm_slots.h"
 
 #define KDA    RSSM_FAMILY_KDA
 #define GDN    RSSM_FAMILY_GDN
@@ -90,7 +91,7 @@ static void check_windows(const dc_options *options, int steps)
     for (int64_t slot = 0; slot < c->spec.S; slot++) {
         want[slot].shortened = dc_cursor(c, slot)[3];
         dc_assert(want[slot].shortened >= 0);
-        dc_assert(want[slot].shortened < options->spread ? L : 1);
+        dc_assert(want[slot].shortened < (options->spread ? L : 1));
     }
     assert_cursors(c, want);
     for (int s = 0; s < steps; s++) {
@@ -422,6 +423,102 @@ START_TEST(bad_write_pos_is_padding_and_a_fault)
 }
 END_TEST
 
+/* At L = 1 every token is folded: no record is ever pending, whether the pool has a ring or not, and a count of 1 is a bad
+ * cursor. */
+static void check_bad_begin(dc_case *c, const int64_t *slots)
+{
+    const int32_t bad[4] = {0, 1, 0, 0};
+    rssm_error err = h_error();
+    memcpy(dc_cursor(c, 2), bad, sizeof bad);
+    dc_begin(c, slots, NULL);
+    dc_equal(row_of(c, 0)[0], 1);
+    dc_equal(row_of(c, 1)[0], -1);
+    dc_equal(row_of(c, 2)[0], 3);
+    dc_equal(dc_fault(c), RSSM_FAULT_CURSOR);
+    const rssm_step_begin_args deep = {.struct_size = sizeof deep,
+                                       .slots = &c->slots.t,
+                                       .rows_out = c->calls[0]->roles[RSSM_T_ROWS],
+                                       .flags = RSSM_CHECK_DEEP};
+    dc_equal(h_api()->step_begin(c->plugin, &deep, &err), RSSM_ERR_VALUE);
+    dc_assert(memcmp(dc_cursor(c, 2), bad, sizeof bad) == 0);
+}
+
+/* Operations on slot 2, whose cursor is bad, pass it over. */
+static void check_bad_slot(dc_case *c)
+{
+    const rssm_slots_api *api = h_api()->get_extension(RSSM_EXT_SLOTS);
+    if (!api)
+        return;
+    const int64_t shape[1] = {1};
+    h_tensor from, to;
+    rssm_error err = h_error();
+    h_tensor_make(&from, h_int_type(32), 1, shape, 0);
+    h_tensor_make(&to, h_int_type(32), 1, shape, 0);
+    h_set(&from.t, 0, 0, 0, 0, 2);
+    h_set(&to.t, 0, 0, 0, 0, 4);
+    const rssm_copy_args copy = {.struct_size = sizeof copy, .src = &from.t, .dst = &to.t};
+    const DLTensor *decay[1] = {c->calls[0]->roles[RSSM_T_A_LOG]};
+    const rssm_flush_args flush = {.struct_size = sizeof flush,
+                                   .slots = &from.t,
+                                   .num_layers = c->spec.family == MAMBA2,
+                                   .A_log = c->spec.family == MAMBA2 ? decay : NULL};
+    size_t bytes = dc_pool(c, 0, DC_POOL_STATE)->bytes;
+    void *states = malloc(bytes);
+    memcpy(states, dc_pool(c, 0, DC_POOL_STATE)->t.data, bytes);
+    dc_check(api->copy(c->plugin, &copy, &err) == RSSM_OK, "copy: %s", err.message);
+    dc_equal(dc_fault(c), RSSM_FAULT_CURSOR);
+    dc_check(api->flush(c->plugin, &flush, &err) == RSSM_OK, "flush: %s", err.message);
+    dc_equal(dc_fault(c), RSSM_FAULT_CURSOR);
+    uint64_t length = 0, written = 0;
+    dc_equal(api->saved_bytes(c->plugin, &length, NULL), RSSM_OK);
+    void *stream = malloc(length);
+    dc_equal(api->save(c->plugin, 2, stream, length, &written, NULL, &err), RSSM_ERR_VALUE);
+    dc_check(strstr(err.message, "count 1 is not in 0..0"), "%s", err.message);
+    free(stream);
+    dc_assert(memcmp(states, dc_pool(c, 0, DC_POOL_STATE)->t.data, bytes) == 0);
+    dc_equal(dc_cursor(c, 2)[1], 1);
+    dc_equal(dc_cursor(c, 4)[1], 0);
+    free(states);
+    h_tensor_free(&from);
+    h_tensor_free(&to);
+}
+
+START_TEST(nothing_is_pending_at_L_1)
+{
+    LOOP_HEAD
+    const int64_t slots[3] = {1, 2, 3};
+    static const int32_t count_and_flush[][2] = {{1, 1}, {1, 0}, {0, 0}};
+    for (int i = 0; i < 12; i++) {
+        dc_options o = {.engine = _i, .no_ring = i / 3 & 1};
+        o.spec = (h_spec){.family = KDA + i % 3, .L = 1, .S = 5, .host_pos = i >= 6};
+        if (!h_has_family(o.spec.family))
+            continue;
+        dc_case *c = dc_new(&o, 1);
+        dc_poison(c);
+        if (!o.spec.host_pos) {
+            check_bad_begin(c, slots);
+            check_bad_slot(c);
+            dc_reset(c, slots, 3);
+            dc_poison(c);
+        }
+        for (int k = 0; k < (o.spec.host_pos ? 1 : 3); k++) {
+            dc_begin(c, slots, NULL);
+            if (o.spec.host_pos) {
+                h_set(c->calls[0]->roles[RSSM_T_WRITE_POS], 1, 0, 0, 0, 1);
+            } else {
+                int32_t *row = h_at(c->calls[0]->roles[RSSM_T_ROWS], 1, 0, 0, 0);
+                row[2] = count_and_flush[k][0];
+                row[3] = count_and_flush[k][1];
+            }
+            dc_put_inputs(c, 0);
+            dc_decode_checked(c, 0); /* row 1 is padding: zeros, and no byte of slot 2 changes */
+            dc_equal(dc_fault(c), RSSM_FAULT_CURSOR);
+        }
+        dc_free(c);
+    }
+}
+END_TEST
+
 /* ---- several batches in flight ---------------------------------------------------------------------------------- */
 
 static void save_outputs(const dc_case *c, double *to)
@@ -599,6 +696,7 @@ void cursor_tests(h_suite *suite)
                                                 &bad_cursors_are_padding_and_a_fault,
                                                 &bad_rows_are_padding_and_a_fault,
                                                 &bad_write_pos_is_padding_and_a_fault,
+                                                &nothing_is_pending_at_L_1,
                                                 &batches_in_flight,
                                                 &write_pos_equals_rows_bit_for_bit,
                                                 &write_pos_alone};

@@ -601,6 +601,25 @@ END_TEST
 
 /* ---- arguments of save and load --------------------------------------------------------------------------------- */
 
+/* Nothing is pending at L = 1, with a ring or without: a stream that says so is refused by both. */
+START_TEST(test_forged_record)
+{
+    lean_pool lean;
+    lean_make(&lean, families[_i], NULL);
+    rssm_plugin *whole = make_other(&lean.spec, 1, 0, 0);
+    ec_case view = {.plugin = whole, .slots_api = h_api()->get_extension(RSSM_EXT_SLOTS)};
+    saved s = save(&view, 0);
+    put(s.bytes + AT_CURSOR + 4, 1, 4);
+    seal(&s);
+    check_refused(&view, 1, s.bytes, s.length, RSSM_ERR_STREAM_DATA, "count 1 is not in 0..0", "with a ring");
+    view.plugin = lean.plugin;
+    check_refused(&view, 1, s.bytes, s.length, RSSM_ERR_STREAM_DATA, "count 1 is not in 0..0", "without a ring");
+    free(s.bytes);
+    h_teardown(&whole);
+    lean_free(&lean);
+}
+END_TEST
+
 START_TEST(test_save_arguments)
 {
     ec_case *c = ec_new(families[_i], RSSM_STATE_VK);
@@ -1010,6 +1029,7 @@ void slots_tests(h_suite *suite)
     add_ours(suite, "another instance's", test_stranger, 3 * COUNT(strangers));
     add_ours(suite, "another family's or rank's", test_other_ranks, 3);
     add(suite, "ring left out", test_ring_left_out, 3);
+    add_ours(suite, "a record without a ring", test_forged_record, 3);
     add(suite, "arguments of save and load", test_save_arguments, 3);
     add(suite, "longer buffer", test_longer_buffer, 3);
     add(suite, "capacity", test_capacity, COUNT(pools));

@@ -161,7 +161,7 @@ class Plugin:
     """replayssm.so and its table."""
 
     def __init__(self, path):
-        self.library, self.flags = C.CDLL(path), 0
+        self.library = C.CDLL(path)
         self.library.replayssm_get_api.restype = C.POINTER(Api)
         table = self.library.replayssm_get_api(C.c_uint32(ABI_MAJOR))
         if not table:
@@ -185,7 +185,7 @@ class Plugin:
 class Instance:
     """One model on one device, on pool tensors of the caller: layers is a list of {role name: tensor}, cursor int32 [S, 4]."""
 
-    def __init__(self, plugin, case, layers, cursor, ring_length, max_draft=0):
+    def __init__(self, plugin, case, layers, cursor, ring_length, max_draft=0, flags=0):
         self.plugin, self.device, self.handle, self.error = plugin, cursor.device, HANDLE(), Error()
         self.keep = []
         dims = Dims(family=FAMILY[case.family], num_layers=len(layers), H=case.H, HV=case.HV, K=case.K, V=case.V)
@@ -193,7 +193,7 @@ class Instance:
         args = InitArgs(dims=C.pointer(dims), device_type=2 if on_gpu else 1, device_id=self.device.index or 0 if on_gpu else 0,
                         ring_length=ring_length, max_draft_tokens=max_draft, io_dtype=DTYPE[case.io],
                         state_dtype=DTYPE[case.state], ring_dtype=DTYPE[case.io], max_batch=cursor.shape[0],
-                        num_slots=cursor.shape[0], flags=plugin.flags)
+                        num_slots=cursor.shape[0], flags=flags)
         self.do(plugin.api.init, C.byref(args), C.byref(self.handle))
         self.do(plugin.api.prepare, self.handle)
         roles = RoleArray(*[dict(layer, cursor=cursor) if i == 0 else layer for i, layer in enumerate(layers)])

@@ -4,6 +4,7 @@ import torch
 
 import cases
 from cases import Exact
+from load import Unavailable
 
 CHECKED_ROWS = 16  # of a batch
 
@@ -23,7 +24,7 @@ def bind(case, contenders, pool, inputs, cursors):
                 bound.append((contender, step))
                 continue
             except Exception as failure:  # a peer's own refusal: reported by name, the others go on
-                if contender.source == "this tree":
+                if contender.source == "this tree" and not isinstance(failure, Unavailable):
                     raise
                 text = str(failure).strip()
                 reason = f"{type(failure).__name__}: {text.splitlines()[0] if text else ''}"
@@ -95,7 +96,7 @@ def compare_steps(case, bound, pool, inputs, cursors):
         held = contender.flushed(counts, case.L)
         found = check.found(out, exact_out.unsqueeze(1), check.states(contender), after if contender.folds_token else state, held)
         if contender.source == "this tree":
-            ours[contender.kind] = out
+            ours.setdefault(contender.kind, out)
             # Ours rounds a token's d and k once to the ring's dtype for whatever outlives it: the state of that contract.
             _, after = exact.token(state, record=case.io)
             if bool(held.any()):

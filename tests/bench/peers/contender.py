@@ -64,6 +64,14 @@ class Function(Step):
         self.function(layer, phase)
 
 
+class BeginFunction(Function):
+    """One that has something to take over first."""
+
+    def __init__(self, function, begin):
+        super().__init__(function)
+        self.begin = begin
+
+
 class Ours(Contender):
     """replayssm.so: step_begin makes the rows of each phase, decode enqueues a layer."""
     name, kind, source = "replayssm", "replay", "this tree"
@@ -91,6 +99,22 @@ class OursReadWrite(Ours):
         return OurStep(self.plugin, case, pool, inputs, cursors, 1)
 
 
+class OursSmallFlush(Ours):
+    """With RSSM_INIT_SMALL_FLUSH: every row of a small batch is flushed though its state has 16 bits."""
+    name = "replayssm, RSSM_INIT_SMALL_FLUSH"
+
+    def unfit(self, case):
+        return "what float32 states do without it" if case.state == torch.float32 else super().unfit(case)
+
+    def bind(self, case, pool, inputs, cursors):
+        step = OurStep(self.plugin, case, pool, inputs, cursors, case.L, flags=abi.SMALL_FLUSH)
+        self.small = step.small
+        if not self.small:
+            step.close()
+            raise Unavailable("no small batch")
+        return step
+
+
 def step_tensors(case, inputs):
     common = dict(A_log=inputs.A_log, dt_bias=inputs.dt_bias, out=inputs.out.squeeze(1))
     if case.delta:
@@ -100,12 +124,12 @@ def step_tensors(case, inputs):
 
 class OurStep(Step):
 
-    def __init__(self, plugin, case, pool, inputs, cursors, L):
+    def __init__(self, plugin, case, pool, inputs, cursors, L, flags=0):
         self.pool, self.cursors, self.L, device = pool, cursors, L, pool.device
         layers = range(pool.state.shape[0])
         bound = [pool.layer(i) if L > 1 else dict(state=pool.state[i]) for i in layers]
         self.cursor = torch.zeros(pool.state.shape[1], abi.CURSOR_WIDTH, dtype=torch.int32, device=device)
-        self.instance = abi.Instance(plugin, case, bound, self.cursor, L)
+        self.instance = abi.Instance(plugin, case, bound, self.cursor, L, flags=flags)
         self.rows = [torch.zeros(case.batch, abi.ROW_WIDTH, dtype=torch.int32, device=device) for _ in cursors.counts]
         tensors = step_tensors(case, inputs)
         launch = {}

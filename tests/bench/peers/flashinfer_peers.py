@@ -5,7 +5,7 @@ import importlib
 import torch
 
 import load
-from contender import Contender, Function, Step
+from contender import BeginFunction, Contender, Function, Step
 from load import Unavailable
 from mamba_peers import tied
 
@@ -141,6 +141,7 @@ class CheckpointingStep(Step):
 class FlashInferMamba(Contender):
     name, families = "FlashInfer selective_state_update (CUDA)", ("mamba2", )
     source = "flashinfer/mamba/selective_state_update.py"
+    note = "takes dt in the dtype of its weights, float32: widened outside the clock"
 
     def load(self):
         self.modules = FlashInferModule(self.library, ("flashinfer.mamba.selective_state_update", "get_module_of_this_machine"))
@@ -160,12 +161,13 @@ class FlashInferMamba(Contender):
     def bind(self, case, pool, inputs, cursors):
         weights = tied(inputs, case)
         B, C, x = inputs.parts()
-        dt, out = inputs.gate[..., None].expand(-1, -1, case.V), inputs.out.squeeze(1)
+        raw = inputs.gate.float()
+        dt, out = raw[..., None].expand(-1, -1, case.V), inputs.out.squeeze(1)
 
         def step(layer, phase):
             self.run(pool.state[layer], x, dt, weights["A"], B, C, weights["D"], weights["dt_bias"], pool.slots, out, case)
 
-        return Function(step)
+        return BeginFunction(step, lambda phase: raw.copy_(inputs.gate))
 
 
 class FlashInferDelta(Contender):

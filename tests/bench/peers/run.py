@@ -5,6 +5,7 @@
 
 import argparse
 import datetime
+import fcntl
 import gc
 import importlib.metadata
 import json
@@ -45,10 +46,28 @@ def arguments():
     parser.add_argument("--shape", default="", help="other heads and dims for all families: H,HV,K,V")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--only", default="", help="peers whose name contains this")
-    parser.add_argument("--small-flush", action="store_true", help="ours: small batches flush every row in 16 bits, too")
     parser.add_argument("--no-trajectory", action="store_true")
+    parser.add_argument("--together", metavar="FILE", help="a lock: several runs prepare side by side, then measure in turn")
     parser.add_argument("--json", help="write the figures here")
     return parser.parse_args()
+
+
+class Turn:
+    """Runs that share a GPU: while one of them prepares (compiles, mostly) none measures, and one measures at a time."""
+
+    def __init__(self, path):
+        self.begin, self.file = time.perf_counter(), open(path, "a") if path else None
+        self.lock(fcntl.LOCK_SH)
+
+    def lock(self, kind):
+        if self.file:
+            fcntl.flock(self.file, kind)
+
+    def take(self):
+        prepared = time.perf_counter() - self.begin
+        self.lock(fcntl.LOCK_EX)
+        if self.file:
+            print(f"prepared after {prepared:.1f} s, measures from {time.perf_counter() - self.begin:.1f} s on")
 
 
 def numbers(text):
@@ -177,14 +196,32 @@ def save(report, path):
             json.dump(report, file, indent=1)
 
 
+def tidy():
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def run_cases(report, key, make, cases_to_run):
     for case in cases_to_run:
         begin = time.perf_counter()
         report[key].append(make(case))
         tables.print_case(report[key][-1], time.perf_counter() - begin)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        tidy()
+
+
+def prepare(steps, windows, plain_cases, window_cases, device):
+    """Every peer once in every case, so that what it compiles is there when it is measured."""
+    layers = lambda case: measure.layers_for(case) if device.type == "cuda" else 2
+    peers = lambda contenders: [c for c in contenders if c.source != "this tree"]
+    for case in plain_cases:
+        compare.bind(case, peers(steps), Pool(case, layers(case), device), Inputs(case, device), cases.Cursors(case, device))
+        tidy()
+    for case in window_cases:
+        pool = Pool(case, layers(case), device, ring_rows=case.L + case.tokens)
+        inputs = Inputs(case, device, rows=case.batch * case.tokens)
+        compare.bind(case, peers(windows), pool, inputs, verify_peers.VerifyCursors(case, device))
+        tidy()
 
 
 def verify_works(plugin, device):
@@ -203,34 +240,38 @@ def verify_works(plugin, device):
 
 def main():
     options = arguments()
+    turn = Turn(options.together)
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     plugin, library = abi.Plugin(options.plugin), load.Library(options.peers)
-    plugin.flags = abi.SMALL_FLUSH if options.small_flush else 0
     found = {"decode": contender.available(library, delta_peers.PEERS + mamba_peers.PEERS + flashinfer_peers.PEERS),
              "verify": contender.available(library, verify_peers.PEERS)}
     wanted = {table: [peer for peer in peers if options.only in peer.name] for table, (peers, _) in found.items()}
-    bandwidth = measure.copy_bandwidth(device) if device.type == "cuda" else 1e9
-    report = header(plugin, device, bandwidth, found)
-    print(f"{report['device']}, copy {bandwidth / 1e12:.2f} TB/s, {report['versions']}, plugin {plugin.revision}")
     for table, (_, missing) in found.items():
         for name, reason in missing:
             print(f"skipped ({table}): {name}: {reason}")
-    steps = [contender.Ours(plugin), contender.OursReadWrite(plugin), *wanted["decode"]]
+    gc.freeze()  # what is imported stays: the collections of every capture need not look at it
+    steps = [contender.Ours(plugin), contender.OursReadWrite(plugin), contender.OursSmallFlush(plugin), *wanted["decode"]]
     windows = [verify_peers.OursPlain(plugin), *wanted["verify"]]
     if options.verify_batch and verify_works(plugin, device):
         windows.insert(0, verify_peers.Ours(plugin))
-    for family in options.family.split(","):
-        for state in options.state.split(","):
-            if not options.no_trajectory:
-                case = case_of(options, family, state, TRAJECTORY_BATCH)
-                report["trajectory"].append(trajectory(case, steps, device))
-                tables.print_trajectory(report["trajectory"][-1])
-            run_cases(report, "decode", lambda case: step_case(case, steps, device, options.rounds, bandwidth),
-                      [case_of(options, family, state, batch) for batch in numbers(options.batch)])
-            run_cases(report, "verify", lambda case: window_case(case, windows, device, options.rounds, bandwidth),
-                      [case_of(options, family, state, batch, tokens) for tokens in numbers(options.tokens)
-                       for batch in numbers(options.verify_batch)])
-            save(report, options.json)
+    groups = {(family, state): ([case_of(options, family, state, batch) for batch in numbers(options.batch)],
+                                [case_of(options, family, state, batch, tokens) for tokens in numbers(options.tokens)
+                                 for batch in numbers(options.verify_batch)])
+              for family in options.family.split(",") for state in options.state.split(",")}
+    if options.together:
+        for of_steps, of_windows in groups.values():
+            prepare(steps, windows, of_steps, of_windows, device)
+    turn.take()
+    bandwidth = measure.copy_bandwidth(device) if device.type == "cuda" else 1e9
+    report = header(plugin, device, bandwidth, found)
+    print(f"{report['device']}, copy {bandwidth / 1e12:.2f} TB/s, {report['versions']}, plugin {plugin.revision}")
+    for (family, state), (of_steps, of_windows) in groups.items():
+        if not options.no_trajectory:
+            report["trajectory"].append(trajectory(case_of(options, family, state, TRAJECTORY_BATCH), steps, device))
+            tables.print_trajectory(report["trajectory"][-1])
+        run_cases(report, "decode", lambda case: step_case(case, steps, device, options.rounds, bandwidth), of_steps)
+        run_cases(report, "verify", lambda case: window_case(case, windows, device, options.rounds, bandwidth), of_windows)
+        save(report, options.json)
     tables.print_ratios(report["decode"], "plain step: time over replayssm's, by batch")
     tables.print_ratios(report["verify"], "windows: time over replayssm verify's, by batch")
 

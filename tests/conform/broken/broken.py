@@ -113,11 +113,26 @@ def judge(program, plugin, name):
     return None
 
 
+def failures(program, plugin, case, *options):
+    run = subprocess.run([program, plugin, '--filter', case, '--jobs', '2', *options], capture_output=True, text=True,
+                         timeout=300)
+    return sorted(re.sub(r' \([\d.]+ s\)', '', line) for line in run.stdout.splitlines() if line.startswith('FAILED'))
+
+
+def judge_shared(program, folder):
+    """Cases that share a child fail as they do alone, word for word."""
+    plugin, case = f'{folder}/broken_nameless_tensor.so', BROKEN['nameless_tensor'][0]
+    alone, shared = failures(program, plugin, case), failures(program, plugin, case, '--batch', '100')
+    return [] if len(alone) > 100 and alone == shared else [f'{len(alone)} failures alone, {len(shared)} in shared children: '
+                                                            f'{sorted(set(alone) ^ set(shared))[:4]}']
+
+
 def main(args):
     if args == ['--list']:
         print('\n'.join(BROKEN))
     elif args[0] == '--judge':
         wrong = [f'{name}: {why}' for name in BROKEN if (why := judge(args[1], f'{args[2]}/broken_{name}.so', name))]
+        wrong += judge_shared(args[1], args[2])
         if wrong:
             sys.exit('\n'.join(wrong))
     else:
