@@ -57,13 +57,16 @@ typedef struct rssm_dims {
 
 /* Flags of init. */
 enum {
-    RSSM_INIT_CONV_STATE = 1u << 0,    /* the pool also holds conv[S, channels, w']                        */
-    RSSM_INIT_SPREAD_FLUSH = 1u << 1,  /* a slot's first window is shortened by a phase derived from its number,
+    RSSM_INIT_CONV_STATE = 1u << 0,     /* the pool also holds conv[S, channels, w']                        */
+    RSSM_INIT_SPREAD_FLUSH = 1u << 1,   /* a slot's first window is shortened by a phase derived from its number,
                                          so that rows admitted together do not flush together             */
-    RSSM_INIT_CPU_REFERENCE = 1u << 2, /* CPU: the plain reference code instead of the fast kernels       */
-    RSSM_INIT_SMALL_FLUSH = 1u << 3,   /* small_batch of the description also where the state is 16 bits wide:
-                                         each token of a small batch then rounds it                      */
-    RSSM_INIT_NO_SMALL_FLUSH = 1u << 4 /* small_batch = 0: no row flushes before its window ends           */
+    RSSM_INIT_CPU_REFERENCE = 1u << 2,  /* CPU: the plain reference code instead of the fast kernels       */
+    RSSM_INIT_NO_SMALL_FLUSH = 1u << 4, /* small_batch = 0: no row flushes before its window ends, so that a 16-bit
+                                         state is rounded no more often. Bit 3 is not assigned            */
+    RSSM_INIT_NO_EARLY_START = 1u << 5  /* CUDA: a kernel starts when all before it in its stream have ended. Without
+                                         this it may be launched early, and waits itself (programmatic dependent launch, compute
+                                         capability 9.0 on): for hosts that read the edges of graphs, or launch kernels in that
+                                         way that do not wait                                             */
 };
 
 /* Exactly one of config_json, config_path and dims. Zero elsewhere = the default in brackets. */
@@ -142,7 +145,8 @@ typedef struct rssm_description {
     int32_t device_type, device_id;
     int32_t layout_version;
     int32_t small_batch;  /* a step_begin of at most so many rows flushes every row: there a step that reads and writes
-                             the state is the faster one; 0 = none (the CPU, L = 1, sizes without such a kernel)  */
+                             the state is the faster one; each token then rounds a 16-bit state. 0 = none (the CPU,
+                             L = 1, sizes without such a kernel, RSSM_INIT_NO_SMALL_FLUSH)  */
     uint64_t layout_hash; /* equal on all tensor-parallel ranks of a pipeline stage: they compare it before a token. It
                              does not cover num_slots: with a byte budget take the least over the ranks  */
     const char *layout_text;    /* what was hashed, for a person                                        */

@@ -61,7 +61,7 @@ static run_want want_of(const gpu_bench *b, const gpu_case *c)
                      .tokens = c->tokens,
                      .layers = 1,
                      .passes = 1,
-                     .flags = o->small_flush ? RSSM_INIT_SMALL_FLUSH : 0};
+                     .flags = o->keep_records ? RSSM_INIT_NO_SMALL_FLUSH : 0};
     memcpy(want.heads, c->shape->heads, sizeof want.heads);
     return want;
 }

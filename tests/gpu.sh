@@ -71,7 +71,7 @@ summarise() {
 model_runs() { # config
     local run="$build/examples/replayssm-run configs/$1.json --device cuda --tp 2 --batch 16 --steps 24 --threads 3 --check"
     in_turn "run-$1-L1 $run --ring 1" "run-$1-L5 $run --ring 5" "run-$1-L16 $run --ring 16" \
-        "run-$1-bf16-state $run --state bfloat16 --ring 16" "run-$1-trajectory $run --io float32 --oracle trajectory"
+        "run-$1-bf16-state $run --state bfloat16 --ring 16" "run-$1-records ${run/--batch 16/--batch 24} --state bfloat16 --ring 16" "run-$1-trajectory $run --io float32 --oracle trajectory"
 }
 
 # Random histories of slots, in part i of n; engine 1 is the GPU.

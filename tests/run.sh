@@ -97,6 +97,7 @@ stage_cuda() {
     fi
     variant build-cuda "cuda" --werror -Dcuda=enabled || return 1
     check "one exported symbol with CUDA" tests/symbols.sh build-cuda/plugin/replayssm.so
+    check "kernels wait for those before them" python3 tests/gpu/kernels_wait.py build-cuda/plugin/cuda/*.fatbin
 }
 
 # The ABI's types against the committed baseline, and hosts that were compiled with older headers.

@@ -805,12 +805,10 @@ static rssm_status check_options(const rssm_init_args *a, rssm_error *err)
                         (long long)ranges[i].value, (long long)ranges[i].min, (long long)ranges[i].max);
     if (a->device_type == kDLCUDA)
         return FAIL(err, RSSM_ERR_UNSUPPORTED, "this plugin has no CUDA backend");
-    /* What small batches do is for GPUs: here small_batch is 0 anyway. */
-    const uint32_t small = RSSM_INIT_SMALL_FLUSH | RSSM_INIT_NO_SMALL_FLUSH;
-    if ((a->flags & small) == small)
-        return FAIL(err, RSSM_ERR_ARGUMENT, "flags: RSSM_INIT_SMALL_FLUSH or RSSM_INIT_NO_SMALL_FLUSH, not both");
-    return check_bits(a->flags, RSSM_INIT_CONV_STATE | RSSM_INIT_SPREAD_FLUSH | RSSM_INIT_CPU_REFERENCE | small, 0,
-                      err);
+    /* The last two are about GPUs: here they hold anyway. */
+    const uint32_t known = RSSM_INIT_CONV_STATE | RSSM_INIT_SPREAD_FLUSH | RSSM_INIT_CPU_REFERENCE |
+                           RSSM_INIT_NO_SMALL_FLUSH | RSSM_INIT_NO_EARLY_START;
+    return check_bits(a->flags, known, 0, err);
 }
 
 /* Heads split evenly; this rank's key heads are those that its value heads read. */

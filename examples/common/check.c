@@ -349,6 +349,7 @@ int check_admitted(check *c, int64_t row, int64_t slot)
 void check_rows(check *c, int64_t step)
 {
     const int32_t *slots = c->w->slots.host, *force = c->w->force.host;
+    const int all_flush = c->w->batch <= c->w->host->model.small_batch;
     for (int64_t b = 0; b < c->w->batch; b++) {
         const int32_t *row = row_of(c, b), slot = slots[b];
         if (slot < 0) {
@@ -357,7 +358,7 @@ void check_rows(check *c, int64_t step)
             continue;
         }
         int32_t *base = &c->cursor[2 * slot], *count = base + 1;
-        int flush = *count >= c->ring_length - 1 || force[b] != 0;
+        int flush = *count >= c->ring_length - 1 || force[b] != 0 || all_flush;
         if (row[0] != slot || row[1] != *base || row[2] != *count || row[3] != flush || row[5] != b || row[6] != 1)
             check_fault(c, "step %" PRId64 ": rows[%" PRId64 "] = {%d %d %d %d . %d %d}, expected {%d %d %d %d . %d 1}",
                         step, b, row[0], row[1], row[2], row[3], row[5], row[6], slot, *base, *count, flush, (int)b);

@@ -51,6 +51,7 @@ typedef struct rssm_backend_options {
     int32_t num_layers;                  /* likewise */
     int32_t max_T;                       /* tokens of a verify window; 0 = no verify */
     int32_t conv_width;                  /* w; 0 = no convolution in the pool */
+    int32_t early_start;                 /* CUDA: kernels may be launched before those before them have ended */
     int32_t small_batch;                 /* step_begin flushes all rows of a batch of at most so many */
 } rssm_backend_options;
 

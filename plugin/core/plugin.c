@@ -16,7 +16,7 @@ enum { DEFAULT_MAX_BATCH = 65536, MAX_MAX_BATCH = 1 << 20, MAX_THREADS = 1024 };
 static rssm_status check_options(const rssm_init_args *a, rssm_error *err)
 {
     const uint32_t known = RSSM_INIT_CONV_STATE | RSSM_INIT_SPREAD_FLUSH | RSSM_INIT_CPU_REFERENCE |
-                           RSSM_INIT_SMALL_FLUSH | RSSM_INIT_NO_SMALL_FLUSH;
+                           RSSM_INIT_NO_SMALL_FLUSH | RSSM_INIT_NO_EARLY_START;
     int sources = (a->config_json != NULL) + (a->config_path != NULL) + (a->dims != NULL);
     if (a->config_json && !a->config_json_len)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "config_json_len = 0: set the length of config_json");
@@ -28,8 +28,6 @@ static rssm_status check_options(const rssm_init_args *a, rssm_error *err)
                          sources);
     if (a->flags & ~known)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "unknown init flag 0x%x", a->flags & ~known);
-    if ((a->flags & RSSM_INIT_SMALL_FLUSH) && (a->flags & RSSM_INIT_NO_SMALL_FLUSH))
-        return rssm_fail(err, RSSM_ERR_ARGUMENT, "flags: RSSM_INIT_SMALL_FLUSH or RSSM_INIT_NO_SMALL_FLUSH, not both");
     if (a->max_batch < 0 || a->max_batch > MAX_MAX_BATCH)
         return rssm_fail(err, RSSM_ERR_ARGUMENT, "max_batch = %d is not in 0..%d", a->max_batch, MAX_MAX_BATCH);
     if (a->num_threads < 0 || a->num_threads > MAX_THREADS)
@@ -66,6 +64,7 @@ static rssm_status pick_backend(rssm_plugin *p, rssm_error *err)
         .num_threads = p->args.num_threads,
         .cpu_level = p->args.cpu_level,
         .cpu_reference = (p->args.flags & RSSM_INIT_CPU_REFERENCE) != 0,
+        .early_start = !(p->args.flags & RSSM_INIT_NO_EARLY_START),
         .max_batch = p->args.max_batch,
     };
     return RSSM_OK;
@@ -91,13 +90,10 @@ static rssm_status check_window(const rssm_plugin *p, rssm_error *err)
                      p->args.max_draft_tokens, p->backend->name, most);
 }
 
-/* Small batches: folding every token costs a 16-bit state a rounding per token, so that is asked for. */
+/* Small batches fold every token, whatever the state's dtype: no step is slower than one that reads and writes the state. */
 static int32_t small_batch_of(const rssm_plugin *p)
 {
-    const uint32_t flags = p->args.flags;
-    const bool wanted =
-        p->rank.state_dtype == RSSM_DTYPE_FLOAT32 ? !(flags & RSSM_INIT_NO_SMALL_FLUSH) : flags & RSSM_INIT_SMALL_FLUSH;
-    if (!wanted || p->rank.L == 1 || !p->backend->small_batch)
+    if ((p->args.flags & RSSM_INIT_NO_SMALL_FLUSH) || p->rank.L == 1 || !p->backend->small_batch)
         return 0;
     return p->backend->small_batch(&p->backend_options);
 }

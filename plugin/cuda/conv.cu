@@ -8,6 +8,7 @@
 #include "conv_stages.cuh"
 #include "cuda/conv.h"
 #include "step_math.cuh"
+#include "stream_order.cuh"
 
 /* The tokens of a row, and what they mean. */
 struct conv_row {
@@ -164,6 +165,7 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_THREADS)
     rssm_conv(const __grid_constant__ rssm_convolution a)
 {
     extern __shared__ __align__(128) unsigned char rings[];
+    wait_for_predecessors();
     const int64_t first = (int64_t)blockIdx.x * blockDim.x;
     for (int64_t b = blockIdx.y; b < a.B; b += gridDim.y) {
         const conv_row r = judge_row(a, b);
@@ -443,6 +445,7 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_PAIR_THREADS, RSSM_C
     rssm_conv_pairs(const __grid_constant__ rssm_convolution a)
 {
     extern __shared__ __align__(128) unsigned char rings[];
+    wait_for_predecessors();
     if (a.in.dtype == F32)
         conv_pairs(a, rings, f32_state());
     else if (a.in.dtype == BF16)
@@ -620,6 +623,7 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV4_THREADS, 16)
     rssm_conv4(const __grid_constant__ rssm_convolution a)
 {
     extern __shared__ __align__(128) unsigned char rings[];
+    wait_for_predecessors();
     const int64_t b = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
     if (b >= a.B)
         return;

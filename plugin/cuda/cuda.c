@@ -106,10 +106,12 @@ static rssm_status cuda_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *
 
 /* ---- open and close --------------------------------------------------------------------------------------------- */
 
+enum { EARLY_STARTS = 12030 }; /* the first driver that captures programmatic dependent launches into graphs */
+
 static rssm_status find_device(rssm_cuda *cuda, rssm_error *err)
 {
     rssm_cuda_driver *d = &cuda->driver;
-    int count = 0, id = cuda->options.device_id;
+    int count = 0, id = cuda->options.device_id, version = 0;
     CUresult result = d->init(0);
     if (!result)
         result = d->device_count(&count);
@@ -126,6 +128,9 @@ static rssm_status find_device(rssm_cuda *cuda, rssm_error *err)
         result = d->device_attribute(&cuda->major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, cuda->device);
     if (!result)
         result = d->device_attribute(&cuda->minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, cuda->device);
+    if (!result)
+        result = d->driver_version(&version);
+    cuda->starts_early = cuda->options.early_start && cuda->major >= 9 && version >= EARLY_STARTS;
     if (!result)
         result = d->primary_retain(&cuda->context, cuda->device);
     return result ? rssm_cuda_fail(d, result, "opening the CUDA device", err) : RSSM_OK;
@@ -395,8 +400,21 @@ rssm_status rssm_cuda_run(rssm_cuda *cuda, int kernel, const rssm_cuda_launch *h
     if (status)
         return status;
     void *parameters[] = {(void *)(uintptr_t)args};
-    CUresult result = cuda->driver.launch(cuda->functions[kernel], how->grid[0], how->grid[1], how->grid[2],
-                                          how->threads, 1, 1, how->smem, (CUstream)stream, parameters, NULL);
+    CUlaunchAttribute early = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                               .value.programmaticStreamSerializationAllowed = 1};
+    const CUlaunchConfig config = {
+        .gridDimX = how->grid[0],
+        .gridDimY = how->grid[1],
+        .gridDimZ = how->grid[2],
+        .blockDimX = how->threads,
+        .blockDimY = 1,
+        .blockDimZ = 1,
+        .sharedMemBytes = how->smem,
+        .hStream = (CUstream)stream,
+        .attrs = &early,
+        .numAttrs = cuda->starts_early ? 1 : 0,
+    };
+    CUresult result = cuda->driver.launch(&config, cuda->functions[kernel], parameters, NULL);
     return rssm_cuda_leave(cuda, result, what, err);
 }
 

@@ -2,6 +2,8 @@
 #ifndef RSSM_CUDA_INSTANCE_H_
 #define RSSM_CUDA_INSTANCE_H_
 
+#include <stdbool.h>
+
 #include "core/backend.h"
 #include "cuda/driver.h"
 #include "cuda/launch.h"
@@ -60,6 +62,7 @@ typedef struct rssm_cuda {
     int64_t chunks;                                  /* of a slot, for copies */
     rssm_pool pool;                                  /* its arrays are the host's */
     int multiprocessors, shared_bytes, major, minor; /* of the device */
+    bool starts_early;                               /* kernels, see stream_order.cuh */
     int lost;                                        /* the CUresult that ended the context */
 } rssm_cuda;
 

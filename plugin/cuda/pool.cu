@@ -1,6 +1,7 @@
 /* Kernels that keep the pool: the cursors of a forward pass, and fresh slots. */
 #include "cuda/reset.h"
 #include "step_math.cuh"
+#include "stream_order.cuh"
 
 /* Reads and moves the cursor of row b's slot: row[0 .. 6] = {slot, base, count, flush, conv, b, 1}; a padding row has
  * slot -1. */
@@ -38,6 +39,7 @@ DEVICE void begin_row(const rssm_begin &a, int64_t b, int32_t *row)
 /* Grid ceil(B / 256) x 256 threads. rows[b] = {slot, base, count, flush, conv, b, 1, 0}. */
 extern "C" __global__ void __launch_bounds__(256) rssm_step_begin(const __grid_constant__ rssm_begin a)
 {
+    wait_for_predecessors();
     const int64_t b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= a.B)
         return;
@@ -57,6 +59,7 @@ extern "C" __global__ void __launch_bounds__(ORDER_THREADS)
     rssm_step_begin_ordered(const __grid_constant__ rssm_begin a)
 {
     __shared__ int32_t warp_flushes[ORDER_THREADS / 32];
+    wait_for_predecessors();
     const int t = threadIdx.x, w = t >> 5, lane = t & 31;
     int64_t flushes = 0;
     for (int64_t b0 = 0; b0 < a.B; b0 += ORDER_THREADS) {
@@ -110,6 +113,7 @@ DEVICE void zero_bytes(unsigned char *p, int64_t bytes, int64_t t, int64_t threa
  * Slots out of range, and the pad slot in a list, are passed over. */
 extern "C" __global__ void __launch_bounds__(256) rssm_reset(const __grid_constant__ rssm_cuda_reset a)
 {
+    wait_for_predecessors();
     const int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = blockIdx.y; i < a.count; i += gridDim.y) {
         const int64_t slot = a.slots.data ? load_index(a.slots, i) : i;

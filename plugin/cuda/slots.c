@@ -70,7 +70,6 @@ static rssm_cuda_slots judged_by(const rssm_cuda *cuda, uint32_t *fault)
         .L = pool->L,
         .R = pool->R,
         .conv_len = pool->conv_len,
-        .has_ring = pool->L > 1, /* at L = 1 it may be there, and holds nothing */
         .fault = fault,
     };
 }

@@ -6,6 +6,7 @@
  */
 #include "cuda/slots.h"
 #include "step_math.cuh"
+#include "stream_order.cuh"
 
 #define THREADS  RSSM_CUDA_SLOT_THREADS
 #define WARPS    (THREADS / 32)
@@ -34,7 +35,7 @@ DEVICE slot_cursor load_cursor(const rssm_cuda_slots &p, int64_t slot)
 
 DEVICE bool cursor_is_good(const rssm_cuda_slots &p, const slot_cursor &c)
 {
-    return c.base >= 0 && c.base < p.R && c.count >= 0 && c.count <= (p.has_ring ? p.L : 0) && c.conv >= 0 &&
+    return c.base >= 0 && c.base < p.R && c.count >= 0 && c.count <= RSSM_MOST_RECORDS(p.L) && c.conv >= 0 &&
            c.conv < max(p.conv_len, 1) && c.shortened >= 0 && c.shortened < p.L;
 }
 
@@ -150,6 +151,8 @@ DEVICE chunk find_chunk(const rssm_cuda_copy &a, int64_t number)
  * before its pair is judged, so that neither waits for the other. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) rssm_slots_copy(const __grid_constant__ rssm_cuda_copy a)
 {
+    wait_for_predecessors();
+    let_successors_start();
     const chunk first = find_chunk(a, blockIdx.x);
     for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
         int64_t src, dst;
@@ -866,6 +869,7 @@ DEVICE int64_t judge_entry(const rssm_cuda_states &a, int64_t i, bool is_written
 extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_export(const __grid_constant__ rssm_cuda_states a)
 {
     __shared__ __align__(16) tile_shared sh;
+    wait_for_predecessors();
     for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
         const int64_t slot = judge_entry(a, i, false);
         if (slot < 0)
@@ -881,6 +885,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_export(const
 extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_import(const __grid_constant__ rssm_cuda_states a)
 {
     __shared__ __align__(16) tile_shared sh;
+    wait_for_predecessors();
     for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
         const int64_t slot = judge_entry(a, i, true);
         if (slot < 0)
@@ -898,6 +903,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_import(const
 extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_flush(const __grid_constant__ rssm_cuda_states a)
 {
     __shared__ __align__(16) tile_shared sh;
+    wait_for_predecessors();
     for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
         const int64_t slot = judge_entry(a, i, true);
         if (slot >= 0)
@@ -909,6 +915,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) rssm_slots_flush(const 
 /* After the last layers of a flush: base += count, count = 0. x = which entry. */
 extern "C" __global__ void __launch_bounds__(THREADS) rssm_slots_flushed(const __grid_constant__ rssm_cuda_flushed a)
 {
+    wait_for_predecessors();
     for (int64_t i = blockIdx.x; i < a.n; i += gridDim.x) {
         const int64_t slot = load_index(a.slots, i);
         if (!in_pool(a.in, slot) || is_named(a.slots, a.n, i, slot))

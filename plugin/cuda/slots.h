@@ -26,7 +26,6 @@ typedef struct rssm_cuda_slots {
     int64_t cursor_slot;
     int32_t L, R;
     int32_t conv_len;
-    int32_t has_ring;
     uint32_t *fault;
 } rssm_cuda_slots;
 

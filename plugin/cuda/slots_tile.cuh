@@ -539,6 +539,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
     rssm_slots_take(const __grid_constant__ rssm_cuda_states a)
 {
     __shared__ tile_memory sh;
+    wait_for_predecessors();
+    let_successors_start();
     if (a.state_dtype == F32)
         take_form<f32_state>(a, &sh);
     else if (a.state_dtype == BF16)
@@ -703,6 +705,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
     rssm_slots_give(const __grid_constant__ rssm_cuda_states a)
 {
     __shared__ tile_memory sh;
+    wait_for_predecessors();
+    let_successors_start();
     const int dtype = a.layer[blockIdx.z].state_dtype;
     if (dtype == F32)
         give_form<f32_state>(a, &sh);

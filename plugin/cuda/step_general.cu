@@ -6,6 +6,7 @@
  * the same sums in the same way, faster.
  */
 #include "step_math.cuh"
+#include "stream_order.cuh"
 #include "variants.h"
 
 #define ALL   0xffffffffu
@@ -130,6 +131,7 @@ DEVICE void fill_decay(const rssm_step &s, const general_ctx &c, general_shared 
 extern "C" __global__ void __launch_bounds__(TILE) rssm_step_general(const __grid_constant__ rssm_step s)
 {
     __shared__ general_shared sh;
+    wait_for_predecessors();
     const int t = threadIdx.x, w = t >> 5, lane = t & 31;
     const int slices = (s.V + ROWS - 1) / ROWS;
     general_ctx c;

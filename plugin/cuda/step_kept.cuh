@@ -251,20 +251,14 @@ template <class P> DEVICE void widen_state(float x[P::NR][P::CH], const uint4 ra
             widen_chunk(raw[i][n], x[i] + n * P::CHUNK, typename P::state());
 }
 
-/* small_row_is_good(), without a fault. */
-DEVICE bool kept_row_is_good(const rssm_small &s, const int4 &at)
-{
-    const int most = at.w ? s.L : s.L - 1;
-    return at.z >= 0 && at.z <= most && (uint32_t)at.x < (uint32_t)s.S && at.x != s.pad_slot &&
-           (uint32_t)at.y < (uint32_t)s.R;
-}
-
 /* The row's step; false: not done, the row is another. */
 template <class P> DEVICE bool small_ring_row(const rssm_small &s)
 {
     typedef typename P::state ST;
     typedef ring_shape<P> T;
     const uint32_t touched = touch_small(s);
+    wait_for_predecessors();
+    let_successors_start();
     int4 at = *(const int4 *)(s.rows + times(blockIdx.z, s.rows_row)); /* slot, base, count, flush */
     pin_loads(threadIdx.x);
     const small_place p = small_place_of<P, P>(s, 0);
@@ -276,7 +270,7 @@ template <class P> DEVICE bool small_ring_row(const rssm_small &s)
     pin_loads(touched ^ p.lane);
     asm volatile("" : "+r"(at.x), "+r"(at.y), "+r"(at.z), "+r"(at.w) : : "memory");
 
-    const bool good = kept_row_is_good(s, at);
+    const bool good = small_slot_is_good(s, at) && small_cursor_is_sane(s, at);
     const int count = good ? at.z : 0;
     const uint32_t slot = min((uint32_t)at.x, (uint32_t)s.S - 1); /* of a bad one too there is something to read */
     ring_records<T> records;

@@ -59,7 +59,6 @@ DEVICE row_info judge_row(const rssm_step &s, int64_t row, const row_ahead &a)
     const bool sane = r.count >= 0 && r.count <= most && (uint32_t)r.base < (uint32_t)s.R;
     r.valid = here && sane;
     r.bad = here && !sane;
-    r.count = s.L == 1 ? 0 : r.count; /* L = 1: the plain recurrence, no ring */
     return r;
 }
 

@@ -19,6 +19,7 @@
 
 #include "small_variants.h"
 #include "step_math.cuh"
+#include "stream_order.cuh"
 
 #define WARP 0xffffffffu
 
@@ -48,7 +49,10 @@ template <int FAMILY_, class ST, int K_, int V_, int WR_, int NW_, int DT_> stru
         WORDS = CH * BYTES / 4,                   /* of a lane's channels of an input */
         SHARED = FAMILY == KDA && NW >= 4,        /* the warps share out the gates, through shared memory */
         GATES = FAMILY == KDA && !SHARED ? 4 : 1, /* that a lane computes */
-        DECAYS = FAMILY == KDA ? CH : 1           /* that it needs */
+        DECAYS = FAMILY == KDA ? CH : 1,          /* that it needs */
+        /* The next kernel may start when the state has been asked for, not at once: 0.35 us less at one row of KDA with a 16-bit
+         * state, up to 0.3 more elsewhere. */
+        LATE = FAMILY == KDA && ST::DTYPE != F32
     };
     static_assert(V % VT == 0 && K % (LPR * CHUNK) == 0 && WR % RPL == 0 && N <= LPR, "rows");
     static_assert(FAMILY != KDA || (NC == 1 && CH == 4 * RPL && (!SHARED || NW * 32 >= K)), "gates");
@@ -216,13 +220,23 @@ DEVICE int4 small_host_row(const rssm_small &s, int row)
     return make_int4(slot >= 0 && slot < s.S ? (int)slot : -1, 0, count >= 0 && count <= s.L ? (int)count : -1, flush);
 }
 
+DEVICE bool small_slot_is_good(const rssm_small &s, const int4 &at)
+{
+    return (uint32_t)at.x < (uint32_t)s.S && at.x != s.pad_slot;
+}
+
+DEVICE bool small_cursor_is_sane(const rssm_small &s, const int4 &at)
+{
+    const int most = s.most - (at.w ? 0 : 1); /* a row that does not flush needs room */
+    return at.z >= 0 && at.z <= most && (uint32_t)at.y < (uint32_t)s.R;
+}
+
 /* judge_row() of step_math.cuh. */
 DEVICE bool small_row_is_good(const rssm_small &s, const int4 &at)
 {
-    if ((uint32_t)at.x >= (uint32_t)s.S || at.x == s.pad_slot)
+    if (!small_slot_is_good(s, at))
         return false;
-    const int most = s.most - (at.w ? 0 : 1); /* a row that does not flush needs room */
-    const bool sane = at.z >= 0 && at.z <= most && (uint32_t)at.y < (uint32_t)s.R;
+    const bool sane = small_cursor_is_sane(s, at);
     if (!sane && s.fault && threadIdx.x == 0 && blockIdx.x == 0 && blockIdx.y == 0)
         atomicOr(s.fault, (uint32_t)RSSM_FAULTBIT_CURSOR);
     return sane;
@@ -231,8 +245,7 @@ DEVICE bool small_row_is_good(const rssm_small &s, const int4 &at)
 /* What the kernel is made for: a row that flushes and has no records. */
 DEVICE bool small_row_is_plain(const rssm_small &s, const int4 &at)
 {
-    return at.w != 0 && at.z == 0 && (uint32_t)at.x < (uint32_t)s.S && at.x != s.pad_slot &&
-           (uint32_t)at.y < (uint32_t)s.R;
+    return at.w != 0 && at.z == 0 && small_slot_is_good(s, at) && (uint32_t)at.y < (uint32_t)s.R;
 }
 
 /* ---- the token -------------------------------------------------------------------------------------------------- */
@@ -610,6 +623,9 @@ template <class P, class BLOCK, bool PLAIN> DEVICE bool small_row(const rssm_sma
 {
     typedef typename P::state ST;
     const uint32_t touched = PLAIN && P::FAMILY != MAMBA2 ? touch_small(s) : 0;
+    wait_for_predecessors();
+    if (PLAIN && !P::LATE)
+        let_successors_start();
     int4 at; /* slot, base, count, flush */
     if (PLAIN || s.rows)
         at = *(const int4 *)(s.rows + times(blockIdx.z, s.rows_row));
@@ -634,6 +650,8 @@ template <class P, class BLOCK, bool PLAIN> DEVICE bool small_row(const rssm_sma
             raw[i][n] = __ldcs((const uint4 *)state_chunk<P>(state, i, n));
     if (PLAIN)
         pin_loads(p.c);
+    if (PLAIN && P::LATE)
+        let_successors_start();
     bool hit = false;
     const int64_t out = times(p.row, s.out_row) + (p.hv * P::V + p.mine);
     if (PLAIN && !small_row_is_plain(s, at))

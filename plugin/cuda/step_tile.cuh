@@ -35,6 +35,7 @@
 #include "async_copy.cuh"
 #include "mma.cuh"
 #include "step_math.cuh"
+#include "stream_order.cuh"
 #include "variants.h"
 
 #define ALL 0xffffffffu
@@ -523,6 +524,8 @@ DEVICE void step_tile(const rssm_step &s)
     /* 1. The slot is what most waits for: it is asked for first, and everything that needs no slot happens meanwhile. */
     const int place_i = (int)(blockIdx.z * gridDim.y + blockIdx.y);
     const uint32_t touched = touch_arguments(s);
+    wait_for_predecessors();
+    let_successors_start_beside_tiles();
     row_ahead ahead;
     const int row = load_place(s, min(place_i, s.B - 1), &ahead);
     if (place_i >= s.B)
@@ -636,7 +639,7 @@ DEVICE void step_tile(const rssm_step &s)
         for (int i = 0; i < 4; ++i) {
             const bool here = 4 * r + i < count;
             if (!SCORE_MMA)
-                load_packed<CH>(here, rk_raw[i % KROWS], rk + p * k_bytes, k_dtype);
+                load_packed<CH>(here && scorer, rk_raw[i % KROWS], rk + p * k_bytes, k_dtype);
             if (FAMILY == KDA)
                 load_packed<GWORDS>(here, rg_raw[i], rg + p * (4 * K), F32);
             else

@@ -1,5 +1,6 @@
 /* The cursors of a window pass: verify_begin before it, commit after it. One thread per row. */
 #include "step_math.cuh"
+#include "stream_order.cuh"
 
 struct cursor {
     int32_t base, count, conv, shortened;
@@ -55,6 +56,7 @@ DEVICE uint32_t begin_window(const rssm_verify_begin &a, int64_t b, int32_t *row
 /* Grid ceil(B / 256) x 256 threads. */
 extern "C" __global__ void __launch_bounds__(256) rssm_verify_begin_rows(const __grid_constant__ rssm_verify_begin a)
 {
+    wait_for_predecessors();
     const int64_t b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (b >= a.B)
         return;
@@ -94,6 +96,7 @@ DEVICE bool commit_row(const rssm_commit &a, int64_t b)
 
 extern "C" __global__ void __launch_bounds__(256) rssm_verify_commit(const __grid_constant__ rssm_commit a)
 {
+    wait_for_predecessors();
     const int64_t b = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (b < a.B && !commit_row(a, b) && a.fault)
         atomicOr(a.fault, (uint32_t)RSSM_FAULTBIT_ACCEPTED);

@@ -358,6 +358,7 @@ DEVICE void zero_outputs(const rssm_step &s, const window_row &r, int hv, int v)
 extern "C" __global__ void __launch_bounds__(THREADS) rssm_verify_general(const __grid_constant__ rssm_window a)
 {
     __shared__ verify_shared sh;
+    wait_for_predecessors();
     const rssm_step &s = a.step;
     const int thread = threadIdx.x, w = thread >> 5, lane = thread & 31;
     const int slices = (s.V + ROWS - 1) / ROWS;

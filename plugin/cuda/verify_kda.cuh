@@ -24,16 +24,18 @@ template <class STATE_, int VT_, int TB_> struct kda_shape {
         FAMILY = KDA,
         V = 128,
         VT = VT_,
-        TB = TB_,             /* tokens of the longest window */
-        NVEC = 2 * TB,        /* vectors: q_0 .. then k_0 .. */
-        NT = NVEC / 8,        /* groups of eight vectors */
-        PAIRED = TB > 4,      /* rows c and c + 8 of the left operand are q_c and k_c, else a vector and its rest */
-        NA = TB > 8 ? 2 : 1,  /* left operands, but for their terms */
-        WR = VT_ / 4,         /* state rows of a warp */
-        DV = WR / 8,          /* of a lane: a tile each */
-        DW = DV / 2,          /* words of a lane's d per record */
-        BYTES = STATE::BYTES, /* of a state element */
-        CHUNK = STATE::CHUNK, /* state elements in 16 bytes */
+        TB = TB_,            /* tokens of the longest window */
+        NVEC = 2 * TB,       /* vectors: q_0 .. then k_0 .. */
+        NT = NVEC / 8,       /* groups of eight vectors */
+        PAIRED = TB > 4,     /* rows c and c + 8 of the left operand are q_c and k_c, else a vector and its rest */
+        NA = TB > 8 ? 2 : 1, /* left operands, but for their terms */
+        WR = VT_ / 4,        /* state rows of a warp */
+        DV = WR / 8,         /* of a lane: a tile each */
+        DW = DV / 2,         /* words of a lane's d per record */
+        /* A launch over few rows has an order, window_at(). In float32 that gains nothing. */
+        ORDERED = STATE::DTYPE != F32 && VT_ == 128 && TB_ == 4,
+        BYTES = STATE::BYTES,                  /* of a state element */
+        CHUNK = STATE::CHUNK,                  /* state elements in 16 bytes */
         SPLIT = STATE::DTYPE == F32,           /* the state is two tf32 terms */
         STAGE = NVEC + 4,                      /* floats of a state row's sums, padded */
         CHAINS = DV > 2 || TB > 8 ? 1 : 2,     /* of products that wait for each other, per tile */
@@ -733,16 +735,21 @@ template <class S> DEVICE void verify_kda(const rssm_window &a)
     extern __shared__ __align__(128) unsigned char shared[];
     const rssm_step &s = a.step;
     const int64_t number = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
+    const uint32_t touched = touch_arguments(s);
+    wait_for_predecessors();
+    let_successors_start_beside_tiles();
     if (number >= s.B)
         return;
-    const uint32_t touched = touch_arguments(s);
-    window_ahead ahead = load_window(s, number);
+    const bool ordered = S::ORDERED && s.B >= WINDOW_ORDER_MIN && s.B <= WINDOW_ORDER_MAX;
+    window_ahead ahead = load_window(s, ordered ? min((int)(threadIdx.x & 31), s.B - 1) : number);
     verify_view p = view_of<S>(s, shared);
     kda_bases b = kda_bases_of<S>(s, p);
     uint64_t *const bar = (uint64_t *)(shared + S::BAR_AT) + p.w;
     slice_expect(S::WR * VK * S::BYTES, bar, p.lane);
     keep(touched);
     kda_pin(b, ahead);
+    if (ordered)
+        ahead = window_at(ahead, s.B, (int)number, p.lane);
 
     const window_row row = judge_window(a, ahead);
     raise_fault(s, row.fault && threadIdx.x == 0 && blockIdx.x == 0, row.fault);

@@ -1008,6 +1008,8 @@ template <class S> DEVICE void verify_tile(const rssm_window &a)
     extern __shared__ __align__(128) unsigned char shared[];
     const rssm_step &s = a.step;
     const int64_t number = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
+    wait_for_predecessors();
+    let_successors_start_beside_tiles();
     if (number >= s.B)
         return;
     window_ahead ahead = load_window(s, number);

@@ -66,7 +66,13 @@ __attribute__((visibility("default"))) void fake_cuda_reset(void)
     memset(stack, 0, sizeof stack);
     lost = CUDA_SUCCESS;
     owner = 0;
-    state = (fake_cuda){.missing = -1, .failed = -1, .devices = 1, .memory = INT64_MAX, .shared = H200_SHARED};
+    state = (fake_cuda){.missing = -1,
+                        .failed = -1,
+                        .devices = 1,
+                        .memory = INT64_MAX,
+                        .shared = H200_SHARED,
+                        .capability = 9,
+                        .version = 13000};
 }
 
 /* ---- counting and failing --------------------------------------------------------------------------------------- */
@@ -138,7 +144,7 @@ static CUresult on_init(unsigned flags)
 
 static CUresult on_driver_version(int *version)
 {
-    *version = 13000;
+    *version = state.version;
     return counted(FAKE_driver_version);
 }
 
@@ -182,8 +188,11 @@ static CUresult on_device_attribute(int *value, CUdevice_attribute attribute, CU
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
         *value = state.shared;
         break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = state.capability;
+        break;
     default:
-        *value = 9;
+        *value = 0;
     }
     return CUDA_SUCCESS;
 }
@@ -308,32 +317,40 @@ static CUresult on_function_set(CUfunction function, CUfunction_attribute attrib
     return CUDA_SUCCESS;
 }
 
-static CUresult record_launch(CUfunction f, const unsigned grid[3], const unsigned block[3], unsigned shared,
-                              void *stream, void **parameters)
+/* 1: a launch that may start early; -1: attributes that this driver or device does not know. */
+static int starts_early(const CUlaunchConfig *c)
 {
-    for (int i = 0; i < 3; i++)
-        if (!grid[i] || !block[i] || (i > 0 && grid[i] > 65535))
-            return misused(CUDA_ERROR_INVALID_VALUE, "a grid of no blocks, or too many");
-    if (!f || (!fake_host_launch && (!parameters || !parameters[0])) || shared > (unsigned)state.shared)
-        return misused(CUDA_ERROR_INVALID_VALUE, "a launch without a kernel, without parameters, or too large");
-    fake_launch *record = &state.launch[state.launches++ % FAKE_LAUNCHES];
-    *record = (fake_launch){.shared = shared, .stream = stream};
-    memcpy(record->grid, grid, sizeof record->grid);
-    memcpy(record->block, block, sizeof record->block);
-    snprintf(record->kernel, sizeof record->kernel, "%s", (const char *)(void *)f);
-    if (fake_host_launch)
-        fake_host_launch((const char *)(void *)f, stream, parameters);
-    return CUDA_SUCCESS;
+    if (c->numAttrs == 0)
+        return 0;
+    const CUlaunchAttribute *a = c->attrs;
+    int known = c->numAttrs == 1 && a && a->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION &&
+                a->value.programmaticStreamSerializationAllowed == 1;
+    return known && state.capability >= 9 && state.version >= 12030 ? 1 : -1;
 }
 
-static CUresult on_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                          unsigned shared, CUstream stream, void **parameters, void **extra)
+static CUresult on_launch(const CUlaunchConfig *c, CUfunction f, void **parameters, void **extra)
 {
     CUresult result = in_context(FAKE_launch);
     if (result)
         return result;
     (void)extra;
-    return record_launch(f, (unsigned[]){gx, gy, gz}, (unsigned[]){bx, by, bz}, shared, (void *)stream, parameters);
+    const unsigned grid[3] = {c->gridDimX, c->gridDimY, c->gridDimZ},
+                   block[3] = {c->blockDimX, c->blockDimY, c->blockDimZ};
+    for (int i = 0; i < 3; i++)
+        if (!grid[i] || !block[i] || (i > 0 && grid[i] > 65535))
+            return misused(CUDA_ERROR_INVALID_VALUE, "a grid of no blocks, or too many");
+    if (!f || (!fake_host_launch && (!parameters || !parameters[0])) || c->sharedMemBytes > (unsigned)state.shared)
+        return misused(CUDA_ERROR_INVALID_VALUE, "a launch without a kernel, without parameters, or too large");
+    if (starts_early(c) < 0)
+        return misused(CUDA_ERROR_INVALID_VALUE, "a launch attribute");
+    fake_launch *record = &state.launch[state.launches++ % FAKE_LAUNCHES];
+    *record = (fake_launch){.shared = c->sharedMemBytes, .early = starts_early(c), .stream = (void *)c->hStream};
+    memcpy(record->grid, grid, sizeof record->grid);
+    memcpy(record->block, block, sizeof record->block);
+    snprintf(record->kernel, sizeof record->kernel, "%s", (const char *)(void *)f);
+    if (fake_host_launch)
+        fake_host_launch((const char *)(void *)f, (void *)c->hStream, parameters);
+    return CUDA_SUCCESS;
 }
 
 static CUresult on_mem_alloc(CUdeviceptr *ptr, size_t bytes)

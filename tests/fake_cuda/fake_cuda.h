@@ -23,6 +23,7 @@ enum { FAKE_LAUNCHES = 64, FAKE_NAME = 96 };
 typedef struct fake_launch {
     char kernel[FAKE_NAME];
     unsigned grid[3], block[3], shared;
+    int early; /* 1: it may start before those before it have ended */
     void *stream;
 } fake_launch;
 
@@ -36,6 +37,8 @@ typedef struct fake_cuda {
     int devices;    /* 0: cuInit says CUDA_ERROR_NO_DEVICE                                                        */
     int64_t memory; /* bytes that all allocations together may take                                               */
     int shared;     /* bytes of shared memory that a block may have                                               */
+    int capability; /* compute capability, major                                                                  */
+    int version;    /* of the driver, as cuDriverGetVersion says it                                               */
     /* Counters. */
     int64_t calls, calls_of[FAKE_ENTRIES];
     int64_t lookups; /* dlsym of an entry */

@@ -142,6 +142,15 @@ void fake_host_launch(const char *name, void *stream, void **parameters)
     enqueue(&node);
 }
 
+/* A host's own kernels; the plugin launches by cuLaunchKernelEx. */
+ENTRY CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                              unsigned bz, unsigned shared, CUstream stream, void **parameters, void **extra)
+{
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+    fake_host_launch((const char *)(void *)f, stream, parameters);
+    return CUDA_SUCCESS;
+}
+
 void fake_host_waited(void *stream)
 {
     set_busy(stream, 0);

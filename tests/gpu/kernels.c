@@ -121,7 +121,7 @@ static dc_options small_options_of(int kernel)
     o.spec.slot_gap = kernel % 3 ? 0 : 16;
     o.spec.row_gap = kernel % 2 ? 16 : 0;
     o.spec.bounded = v->family != RSSM_FAMILY_MAMBA2 && kernel % 5 == 0;
-    o.spec.init_flags = v->kept ? RSSM_INIT_NO_SMALL_FLUSH : RSSM_INIT_SMALL_FLUSH;
+    o.spec.init_flags = v->kept ? RSSM_INIT_NO_SMALL_FLUSH : 0;
     o.no_z = kernel % 2;
     return o;
 }
@@ -129,7 +129,7 @@ static dc_options small_options_of(int kernel)
 /* The least batch of an instance with small batches, or without, that takes the kernel; 0 = none. */
 static int64_t small_rows_of(int kernel, const dc_options *o)
 {
-    bool flushes = o->spec.init_flags & RSSM_INIT_SMALL_FLUSH;
+    bool flushes = !(o->spec.init_flags & RSSM_INIT_NO_SMALL_FLUSH);
     for (int64_t B = 1; B <= MOST_ROWS; B++) {
         rssm_step step = step_of(o, B);
         if (rssm_small_choose(&step, flushes ? (int32_t)B : 0) == kernel)

@@ -23,7 +23,15 @@ static const h_spec far_pools[] = {
     {.family = RSSM_FAMILY_KDA, .H = 32, .HV = 32, .K = 96, .V = 192, .L = 4, .S = 9000},
     /* rings beyond 2^31 elements, in the general kernel (L > 16) and in the tuned one */
     {.family = RSSM_FAMILY_GDN, .H = 32, .HV = 32, .K = 128, .V = 128, .L = 64, .S = 20000, .state = BF16},
-    {.family = RSSM_FAMILY_KDA, .H = 32, .HV = 32, .K = 128, .V = 128, .L = 16, .S = 33000, .state = BF16},
+    {.family = RSSM_FAMILY_KDA,
+     .H = 32,
+     .HV = 32,
+     .K = 128,
+     .V = 128,
+     .L = 16,
+     .S = 33000,
+     .state = BF16,
+     .init_flags = RSSM_INIT_NO_SMALL_FLUSH},
     {.family = RSSM_FAMILY_MAMBA2, .H = 8, .HV = 64, .K = 128, .V = 64, .L = 16, .S = 10000},
 };
 enum { NUM_FAR_POOLS = sizeof far_pools / sizeof far_pools[0] };

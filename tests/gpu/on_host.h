@@ -76,5 +76,13 @@ static inline int __popc(unsigned bits)
 {
     return __builtin_popcount(bits);
 }
+static inline int __ffs(unsigned bits)
+{
+    return __builtin_ffs((int)bits);
+}
+static inline int __shfl_sync(unsigned, int x, int)
+{
+    return x;
+}
 
 #endif

@@ -527,11 +527,9 @@ typedef struct small_case {
 } small_case;
 
 #define NO_SMALL RSSM_INIT_NO_SMALL_FLUSH
-#define SMALL    RSSM_INIT_SMALL_FLUSH
 
 static const small_case small_cases[] = {
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .small = true},
-    {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, SMALL, .flushes = true, .small = true},
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .beyond = 1},
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, NO_SMALL, .small = false},
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .host_pos = true},
@@ -539,11 +537,14 @@ static const small_case small_cases[] = {
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_FLOAT32, 16, 0, .small = false}, /* no such kernel */
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_FLOAT16, 0, 16, 0, .small = false},
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 17, 0, .small = false},
-    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .kept = true},
-    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .beyond = 9},
-    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .host_pos = true},
-    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, SMALL, .flushes = true, .small = true},
-    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, SMALL, .flushes = true, .beyond = 1},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .small = true},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .beyond = 1},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .flushes = true, .host_pos = true},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_FLOAT32, 16, 0, .small = false},
+    {RSSM_DTYPE_FLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, 0, .small = false},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, NO_SMALL, .kept = true},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, NO_SMALL, .beyond = 9},
+    {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 16, NO_SMALL, .host_pos = true},
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 1, 0, .small = true},
     {RSSM_DTYPE_BFLOAT16, RSSM_DTYPE_BFLOAT16, 0, 1, 0, .small = true},
     {RSSM_DTYPE_FLOAT32, RSSM_DTYPE_BFLOAT16, 0, 1, 0, .host_pos = true, .small = true},
@@ -596,11 +597,12 @@ START_TEST(small_batches)
 }
 END_TEST
 
-START_TEST(small_flags_together)
+/* Bit 3 is no flag. */
+START_TEST(an_unassigned_flag)
 {
     run r;
     rssm_error err = h_error();
-    ck_assert_int_eq(run_init(&r, tuned(), SMALL | NO_SMALL, 0, &err), RSSM_ERR_ARGUMENT);
+    ck_assert_int_eq(run_init(&r, tuned(), 1u << 3, 0, &err), RSSM_ERR_ARGUMENT);
     ck_assert_ptr_null(r.plugin);
     run_free(&r);
 }
@@ -640,6 +642,40 @@ START_TEST(little_shared_memory)
         MUST(&r, prepare);
         MUST(&r, pool_create);
         MUST(&r, decode);
+        ck_assert_int_eq(fake->misuse, 0);
+        run_free(&r);
+        assert_nothing_held("after teardown");
+    }
+}
+END_TEST
+
+/* Every launch may start early where the device and its driver know that, no other does. */
+START_TEST(launches_that_start_early)
+{
+    static const struct {
+        int capability, version;
+        uint32_t flags;
+        int early;
+    } cases[] = {{9, 13000, 0, 1},
+                 {12, 12030, 0, 1},
+                 {8, 13000, 0, 0},
+                 {9, 12020, 0, 0},
+                 {9, 13000, RSSM_INIT_NO_EARLY_START, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        run r;
+        h_spec spec = tuned();
+        spec.init_flags |= cases[i].flags;
+        fake->capability = cases[i].capability;
+        fake->version = cases[i].version;
+        run_new(&r, spec);
+        MUST(&r, prepare);
+        MUST(&r, pool_create);
+        for (int k = 0; k < NUM_DEVICE_CALLS; k++) {
+            int64_t first = fake->launches;
+            must(&r, device_calls[k].act, device_calls[k].kernel);
+            for (int64_t n = first; n < fake->launches; n++)
+                ck_assert_int_eq(fake->launch[n % FAKE_LAUNCHES].early, cases[i].early);
+        }
         ck_assert_int_eq(fake->misuse, 0);
         run_free(&r);
         assert_nothing_held("after teardown");
@@ -1327,9 +1363,10 @@ static Suite *suite(void)
                                                 &the_plugin_allocated_pool_is_zero,
                                                 &a_step_only_enqueues,
                                                 &a_saved_slot_comes_back,
-                                                &small_flags_together,
+                                                &an_unassigned_flag,
                                                 &the_general_kernel_serves_the_rest,
                                                 &little_shared_memory,
+                                                &launches_that_start_early,
                                                 &streams_are_passed_on,
                                                 &grids_of_large_batches,
                                                 &empty_calls_launch_nothing,

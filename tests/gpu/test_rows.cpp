@@ -272,6 +272,48 @@ static int one_step(int round)
     return live;
 }
 
+/* The order that a window pass gives to few rows: each row has one place, and no folding row one that a plain row could have
+ * had before it. */
+static void check_order(uint32_t folds, int rows)
+{
+    uint32_t seen = 0;
+    int at[WINDOW_ORDER_MAX], folding = 0, failures = 0;
+    for (int place = 0; place < rows; place++) {
+        int found = 0;
+        for (int row = 0; row < WINDOW_ORDER_MAX; row++)
+            if (row_is_at(folds, rows, place, row)) {
+                found++;
+                at[place] = row;
+            }
+        if (found != 1 || at[place] >= rows || (seen >> at[place] & 1)) {
+            failures++;
+            break;
+        }
+        seen |= 1u << at[place];
+        folding += folds >> at[place] & 1;
+    }
+    const int count = __builtin_popcount(folds);
+    for (int place = 0; place < rows && failures == 0; place++) {
+        const bool turns = place < 2 * min(count, rows - count);
+        failures += turns ? (folds >> at[place] & 1) != (uint32_t)(place % 2 == 0)
+                          : (folds >> at[place] & 1) != (count > rows - count);
+        for (int before = 0; before < place; before++) /* each kind in its order */
+            failures += (folds >> at[before] & 1) == (folds >> at[place] & 1) && at[before] > at[place];
+    }
+    failures += folding != count;
+    passed += failures == 0;
+    if (failures > 0 && failed++ < 5)
+        printf("order of %d rows, folds %x: wrong\n", rows, folds);
+}
+
+static void one_order()
+{
+    const int rows = WINDOW_ORDER_MIN + (int)(draw() % (WINDOW_ORDER_MAX - WINDOW_ORDER_MIN + 1));
+    const uint32_t all = 0xffffffffu >> (32 - rows), some = (uint32_t)draw(), few = some & (uint32_t)draw();
+    const uint32_t folds[] = {some, few, ~few, 0, 0xffffffffu};
+    check_order(folds[draw() % 5] & all, rows);
+}
+
 int main(int argc, char **argv)
 {
     int64_t moved = 0, windows = 0, convolutions = 0, steps = 0;
@@ -279,6 +321,7 @@ int main(int argc, char **argv)
     for (int round = 0; round < ROUNDS; round++) {
         one_step_begin(round);
         one_verify_begin(round);
+        one_order();
         moved += one_commit(round);
         windows += one_window(round);
         convolutions += one_convolution(round);

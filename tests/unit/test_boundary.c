@@ -689,7 +689,7 @@ static const bad_option bad_options[] = {
     OPTION(num_threads, -1, RSSM_ERR_ARGUMENT), OPTION(num_threads, 1 << 30, RSSM_ERR_ARGUMENT),
     OPTION(has_pad_slot, 2, RSSM_ERR_ARGUMENT), OPTION(has_pad_slot, -1, RSSM_ERR_ARGUMENT),
     OPTION(cpu_level, 5, RSSM_ERR_ARGUMENT),    OPTION(cpu_level, -1, RSSM_ERR_ARGUMENT),
-    OPTION(flags, 32, RSSM_ERR_ARGUMENT),       OPTION(flags, 8 | 16, RSSM_ERR_ARGUMENT),
+    OPTION(flags, 64, RSSM_ERR_ARGUMENT),       OPTION(flags, 8, RSSM_ERR_ARGUMENT),
     OPTION(flags, 1 << 30, RSSM_ERR_ARGUMENT),  OPTION(flags, INT32_MIN, RSSM_ERR_ARGUMENT),
     OPTION(tp_size, -1, RSSM_ERR_TP),           OPTION(tp_rank, 1, RSSM_ERR_TP),
     OPTION(ring_length, 65, RSSM_ERR_ARGUMENT), OPTION(max_draft_tokens, 3, RSSM_ERR_ARGUMENT),

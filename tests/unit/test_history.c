@@ -151,9 +151,9 @@ static dc_options pick_options(uint64_t *random, bool *trajectory)
         make_usual(&o, random);
         *trajectory = false;
     }
-    static const uint32_t small[] = {0, RSSM_INIT_SMALL_FLUSH, RSSM_INIT_SMALL_FLUSH, RSSM_INIT_NO_SMALL_FLUSH};
+    static const uint32_t flags[] = {0, 0, RSSM_INIT_NO_EARLY_START, RSSM_INIT_NO_SMALL_FLUSH};
     if (getenv("RSSM_MIRRORED")) /* a plugin need not know these flags */
-        s->init_flags = small[pick(random, 4)];
+        s->init_flags = flags[pick(random, 4)];
     return o;
 }
 

@@ -73,8 +73,8 @@ class InitFlags(IntFlag):
     CONV_STATE = 1
     SPREAD_FLUSH = 2
     CPU_REFERENCE = 4
-    SMALL_FLUSH = 8
     NO_SMALL_FLUSH = 16
+    NO_EARLY_START = 32
 
 
 class StepFlags(IntFlag):

@@ -154,7 +154,7 @@ def stream_of(device):
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
 
-SMALL_FLUSH = 1 << 3  # RSSM_INIT_SMALL_FLUSH
+NO_SMALL_FLUSH = 1 << 4  # RSSM_INIT_NO_SMALL_FLUSH
 
 
 class Plugin:

@@ -250,7 +250,7 @@ def main():
         for name, reason in missing:
             print(f"skipped ({table}): {name}: {reason}")
     gc.freeze()  # what is imported stays: the collections of every capture need not look at it
-    steps = [contender.Ours(plugin), contender.OursReadWrite(plugin), contender.OursSmallFlush(plugin), *wanted["decode"]]
+    steps = [contender.Ours(plugin), contender.OursReadWrite(plugin), contender.OursKeptRecords(plugin), *wanted["decode"]]
     windows = [verify_peers.OursPlain(plugin), *wanted["verify"]]
     if options.verify_batch and verify_works(plugin, device):
         windows.insert(0, verify_peers.Ours(plugin))

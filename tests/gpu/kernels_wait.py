@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Every kernel that may be launched early (compute capability 9.0 on) waits for those before it, and touches no global memory
+before it does: read from the machine code of the fatbins given. Ends with a line `N passed, N failed`."""
+import struct
+import sys
+
+# Of an instruction of 16 bytes, the low 12 bits say what it is.
+WAIT = 0x82E  # ACQBULK
+GLOBAL = {0x381, 0x981, 0x386, 0x986, 0x3A8, 0x9A8, 0x98E, 0x38E}  # LDG, STG, ATOMG, REDG
+
+
+def kernels(image):
+    """(compute capability, name, instructions) of each kernel of each ELF file in a fatbin."""
+    at = image.find(b"\x7fELF")
+    while at >= 0:
+        elf = image[at:]
+        (sections_at,) = struct.unpack_from("<Q", elf, 40)
+        (flags,) = struct.unpack_from("<I", elf, 48)
+        count, names_in = struct.unpack_from("<HH", elf, 60)
+        sections = [struct.unpack_from("<IIQQQQ", elf, sections_at + 64 * i) for i in range(count)]
+        for name, _, _, _, start, size in sections:
+            begin = sections[names_in][4] + name
+            text = elf[begin : elf.index(b"\0", begin)].decode()
+            if text.startswith(".text.rssm_"):
+                yield flags >> 8 & 0xFF, text[6:], [
+                    struct.unpack_from("<H", elf, start + i)[0] & 0xFFF for i in range(0, size, 16)
+                ]
+        at = image.find(b"\x7fELF", at + 4)
+
+
+def fault_of(instructions):
+    if WAIT not in instructions:
+        return "never waits"
+    early = GLOBAL.intersection(instructions[: instructions.index(WAIT)])
+    return f"touches memory before it waits ({', '.join(map(hex, early))})" if early else None
+
+
+def main():
+    passed = failed = 0
+    for path in sys.argv[1:]:
+        with open(path, "rb") as file:
+            image = file.read()
+        for capability, name, instructions in kernels(image):
+            if capability < 90:
+                continue
+            fault = fault_of(instructions)
+            passed += fault is None
+            failed += fault is not None
+            if fault:
+                print(f"{path}: {name} (sm_{capability}) {fault}")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0 or passed == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
