@@ -7,6 +7,9 @@ import sys
 # Of an instruction of 16 bytes, the low 12 bits say what it is.
 WAIT = 0x82E  # ACQBULK
 GLOBAL = {0x381, 0x981, 0x386, 0x986, 0x3A8, 0x9A8, 0x98E, 0x38E}  # LDG, STG, ATOMG, REDG
+GLOBAL |= {0x3A9, 0x9A3, 0x9A6}  # ATOMG that compares, ATOMG and REDG of floats
+GLOBAL |= {0x980, 0x985, 0x98A, 0x38B}  # LD, ST, ATOM by generic addresses
+GLOBAL |= {0xFAE, 0x3BA, 0x3BB, 0x3BC, 0x98F}  # LDGSTS; UBLKCP, UBLKRED, UBLKPF; CCTL
 
 
 def kernels(image):
