@@ -64,9 +64,9 @@ enum {
     RSSM_INIT_NO_SMALL_FLUSH = 1u << 4, /* small_batch = 0: no row flushes before its window ends, so that a 16-bit
                                          state is rounded no more often. Bit 3 is not assigned            */
     RSSM_INIT_NO_EARLY_START = 1u << 5  /* CUDA: a kernel starts when all before it in its stream have ended. Without
-                                         this it may be launched early, and waits itself (programmatic dependent launch, compute
-                                         capability 9.0 on): for hosts that read the edges of graphs, or launch kernels in that
-                                         way that do not wait                                             */
+                                         this it may be launched early, and waits itself (programmatic dependent
+                                         launch, compute capability 9.0 on). For hosts that read the edges of graphs,
+                                         or whose own kernels of that kind touch memory before they wait, or never do */
 };
 
 /* Exactly one of config_json, config_path and dims. Zero elsewhere = the default in brackets. */

@@ -106,7 +106,9 @@ static rssm_status cuda_alloc(void *ctx, int64_t bytes, void **ptr, rssm_error *
 
 /* ---- open and close --------------------------------------------------------------------------------------------- */
 
-enum { EARLY_STARTS = 12030 }; /* the first driver that captures programmatic dependent launches into graphs */
+/* The first driver that captures programmatic dependent launches into graphs; the least capability that knows them. A
+ * device of that gets kernels made for it, or for the PTX of this build: they must be such that wait. */
+enum { EARLY_DRIVER = 12030, EARLY_CAPABILITY = 9, EARLY_PTX = 90 };
 
 static rssm_status find_device(rssm_cuda *cuda, rssm_error *err)
 {
@@ -130,7 +132,8 @@ static rssm_status find_device(rssm_cuda *cuda, rssm_error *err)
         result = d->device_attribute(&cuda->minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, cuda->device);
     if (!result)
         result = d->driver_version(&version);
-    cuda->starts_early = cuda->options.early_start && cuda->major >= 9 && version >= EARLY_STARTS;
+    cuda->starts_early = cuda->options.early_start && RSSM_CUDA_PTX >= EARLY_PTX && cuda->major >= EARLY_CAPABILITY &&
+                         version >= EARLY_DRIVER;
     if (!result)
         result = d->primary_retain(&cuda->context, cuda->device);
     return result ? rssm_cuda_fail(d, result, "opening the CUDA device", err) : RSSM_OK;
