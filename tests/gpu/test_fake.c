@@ -649,7 +649,7 @@ START_TEST(little_shared_memory)
 }
 END_TEST
 
-/* Every launch may start early where the device and its driver know that, no other does. */
+/* Every launch may start early where the device and its driver know that and this build's kernels wait, no other does. */
 START_TEST(launches_that_start_early)
 {
     static const struct {
@@ -674,7 +674,7 @@ START_TEST(launches_that_start_early)
             int64_t first = fake->launches;
             must(&r, device_calls[k].act, device_calls[k].kernel);
             for (int64_t n = first; n < fake->launches; n++)
-                ck_assert_int_eq(fake->launch[n % FAKE_LAUNCHES].early, cases[i].early);
+                ck_assert_int_eq(fake->launch[n % FAKE_LAUNCHES].early, cases[i].early && RSSM_CUDA_PTX >= 90);
         }
         ck_assert_int_eq(fake->misuse, 0);
         run_free(&r);
