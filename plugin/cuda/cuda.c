@@ -222,7 +222,6 @@ static const named pool_kernels[] = {
     {RSSM_KERNEL_SLOTS_EXPORT, RSSM_LIBRARY_SLOTS, "rssm_slots_export"},
     {RSSM_KERNEL_SLOTS_FLUSH, RSSM_LIBRARY_SLOTS, "rssm_slots_flush"},
     {RSSM_KERNEL_SLOTS_FLUSHED, RSSM_LIBRARY_SLOTS, "rssm_slots_flushed"},
-    {RSSM_KERNEL_SLOTS_TAKE, RSSM_LIBRARY_SLOTS, "rssm_slots_take"},
     {RSSM_KERNEL_SLOTS_GIVE, RSSM_LIBRARY_SLOTS, "rssm_slots_give"},
 };
 static const named conv_kernels[] = {
@@ -290,6 +289,9 @@ static rssm_status load_kernels(rssm_cuda *cuda, rssm_error *err)
             result = cuda->driver.library_load(&cuda->libraries[i], images[i], NULL, NULL, 0, NULL, NULL, 0);
     if (!result)
         result = load_named(cuda, pool_kernels, NUM_POOL_KERNELS);
+    if (!result)
+        result =
+            load_kernel(cuda, RSSM_KERNEL_SLOTS_TAKE, RSSM_LIBRARY_SLOTS, rssm_cuda_take_kernel(&cuda->options), 0);
     if (!result && convolves)
         result = load_named(cuda, conv_kernels, NUM_CONV_KERNELS);
     if (!result)

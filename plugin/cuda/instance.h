@@ -81,6 +81,7 @@ rssm_status rssm_cuda_run(rssm_cuda *cuda, int kernel, const rssm_cuda_launch *h
 /* slots.c: the tables in device memory; slot operations. */
 int64_t rssm_cuda_tables_bytes(int64_t num_regions, int64_t num_layers);
 int64_t rssm_cuda_make_tables(const rssm_pool *pool, void *block);
+const char *rssm_cuda_take_kernel(const rssm_backend_options *options);
 rssm_status rssm_cuda_copy_slots(void *ctx, const rssm_slot_copy *copy, void *stream, rssm_error *err);
 rssm_status rssm_cuda_import(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err);
 rssm_status rssm_cuda_export(void *ctx, const rssm_state_io *io, void *stream, rssm_error *err);

@@ -159,13 +159,33 @@ static bool layer_fits(const rssm_pool *pool, const operation *op, const rssm_po
             (pool->family != RSSM_FAMILY_KDA || pooled_fits(&layer->g_cache, &first->g_cache)));
 }
 
+/* The kernel for exports and flushes of this instance's pool. */
+const char *rssm_cuda_take_kernel(const rssm_backend_options *o)
+{
+#define TAKE(state, form) \
+    {RSSM_CUDA_DTYPE_##state, RSSM_CUDA_FORM_##form, RSSM_CUDA_STRING(RSSM_SLOTS_TAKE_NAME(state, form))},
+    static const struct {
+        int32_t state_dtype, form;
+        const char *name;
+    } kernels[] = {RSSM_SLOTS_TAKE_LIST(TAKE)};
+#undef TAKE
+    const int32_t form = o->ring_dtype != RSSM_CUDA_DTYPE_bf16 ? RSSM_CUDA_FORM_any_ring
+                         : o->family == RSSM_FAMILY_KDA        ? RSSM_CUDA_FORM_kda_bf16
+                                                               : RSSM_CUDA_FORM_scalar_bf16;
+    size_t i = sizeof kernels / sizeof kernels[0] - 1;
+    while (i > 0 && (kernels[i].state_dtype != o->state_dtype || kernels[i].form != form))
+        i--;
+    return kernels[i].name;
+}
+
 /* What slots_tile.cuh is made for. Imports of float32 states in [V, K] are faster without it: nothing to fold or turn. */
 static bool fits_tile(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io)
 {
     const rssm_pool *pool = &cuda->pool;
     if (pool->K % 32 || pool->V % 16 || (!op->is_import && pool->L > RSSM_CUDA_TILE_RECORDS) ||
         (int64_t)pool->HV * pool->V * rssm_cuda_parts(pool->K, RSSM_CUDA_STATE_CHANNELS) > MAX_TILE_ROWS ||
-        io->n > MAX_GRID_YZ)
+        io->n > MAX_GRID_YZ || pool->layers[0].state.dtype != cuda->options.state_dtype ||
+        (pool->layers[0].k_cache.data && pool->layers[0].k_cache.dtype != cuda->options.ring_dtype))
         return false;
     if (op->is_import && io->layers[0].state_dtype == RSSM_CUDA_DTYPE_f32 && !io->transposed)
         return false;
@@ -173,13 +193,6 @@ static bool fits_tile(const rssm_cuda *cuda, const operation *op, const rssm_sta
         if (!layer_fits(pool, op, &pool->layers[i], &io->layers[i], &io->layers[0]))
             return false;
     return true;
-}
-
-static int32_t form_of(const rssm_pool *pool)
-{
-    if (pool->layers[0].k_cache.dtype == RSSM_CUDA_DTYPE_bf16)
-        return pool->family == RSSM_FAMILY_KDA ? RSSM_CUDA_FORM_KDA_BF16 : RSSM_CUDA_FORM_SCALAR_BF16;
-    return RSSM_CUDA_FORM_ANY;
 }
 
 /* How a state is cut, and into how many blocks: kernels for any shape take tiles of 64 rows of a head, several a block, and have other
@@ -229,7 +242,6 @@ static rssm_cuda_states states_args(const rssm_cuda *cuda, const operation *op, 
         .spread_step = pool->spread_step,
         .conv_channels = pool->conv_channels,
         .conv_width = pool->conv_width,
-        .form = form_of(pool),
         .state_dtype = pool->layers[0].state.dtype,
         .record_dtype = pool->layers[0].k_cache.dtype,
         .in_place = op->in_place,

@@ -55,9 +55,9 @@ DEVICE void slot_fault(const rssm_cuda_slots &p, uint32_t bit)
         atomicOr(p.fault, bit);
 }
 
-#define COPY_AHEAD (RSSM_CUDA_COPY_CHUNK / 16 / THREADS) /* 16-byte pieces of a chunk per thread */
-
 /* ---- copy ------------------------------------------------------------------------------------------------------- */
+
+#define COPY_AHEAD (RSSM_CUDA_COPY_CHUNK / 16 / THREADS) /* 16-byte units of a chunk per thread */
 
 /* The region of a slot that a chunk lies in: the last with first[region] <= chunk. A search by 32 lanes. */
 DEVICE int region_of(const int64_t *first, int regions, int64_t chunk)
@@ -74,52 +74,27 @@ DEVICE int region_of(const int64_t *first, int regions, int64_t chunk)
     return low;
 }
 
-/* bytes, a multiple of sizeof(T), by the threads of a block: COPY_AHEAD loads in flight, then as many stores. */
-template <class T> DEVICE void copy_units(unsigned char *to, const unsigned char *from, int bytes)
+/* A pair of slots, and whether they are slots of the pool. */
+struct slot_pair {
+    int64_t src, dst;
+    bool from, to;
+};
+
+DEVICE slot_pair find_pair(const rssm_cuda_copy &a, int64_t i)
 {
-    const int units = bytes / (int)sizeof(T);
-    for (int i0 = threadIdx.x; i0 < units; i0 += COPY_AHEAD * THREADS) {
-        const T *const source = (const T *)from + i0;
-        T *const target = (T *)to + i0;
-        T x[COPY_AHEAD];
-#pragma unroll
-        for (int i = 0; i < COPY_AHEAD; ++i)
-            if (i0 + i * THREADS < units)
-                x[i] = source[i * THREADS];
-#pragma unroll
-        for (int i = 0; i < COPY_AHEAD; ++i)
-            if (i0 + i * THREADS < units)
-                target[i * THREADS] = x[i];
-    }
+    const int64_t src = load_index(a.src, i), dst = load_index(a.dst, i);
+    return {src, dst, in_pool(a.in, src), in_pool(a.in, dst)};
 }
 
-/* In the widest units that addresses and size allow; elements have two bytes or four. */
-DEVICE void copy_bytes(unsigned char *to, const unsigned char *from, int bytes)
+/* Whether pair i is to be copied. */
+DEVICE bool judge_pair(const rssm_cuda_copy &a, int64_t i, const slot_pair &p)
 {
-    const uint64_t bits = (uint64_t)(uintptr_t)to | (uint64_t)(uintptr_t)from;
-    if (bits % 16 == 0) {
-        const int whole = bytes & ~15;
-        copy_units<uint4>(to, from, whole);
-        copy_units<uint16_t>(to + whole, from + whole, bytes - whole);
-    } else if ((bits | (uint32_t)bytes) % 4 == 0) {
-        copy_units<uint32_t>(to, from, bytes);
-    } else {
-        copy_units<uint16_t>(to, from, bytes);
-    }
-}
-
-/* Whether pair i moves from *src to *dst. */
-DEVICE bool judge_pair(const rssm_cuda_copy &a, int64_t i, int64_t *src, int64_t *dst)
-{
-    *src = load_index(a.src, i);
-    *dst = load_index(a.dst, i);
-    const bool from = in_pool(a.in, *src), to = in_pool(a.in, *dst);
-    if (!from && !to)
+    if (!p.from && !p.to)
         return false;
-    const slot_cursor c = from ? load_cursor(a.in, *src) : slot_cursor();
-    int named = from != to;
+    const slot_cursor c = p.from ? load_cursor(a.in, p.src) : slot_cursor();
+    int named = p.from != p.to;
     for (int64_t j = threadIdx.x; j < a.n; j += THREADS)
-        named |= (j != i && load_index(a.dst, j) == *dst) || load_index(a.src, j) == *dst;
+        named |= (j != i && load_index(a.dst, j) == p.dst) || load_index(a.src, j) == p.dst;
     if (__syncthreads_or(named)) {
         slot_fault(a.in, RSSM_FAULTBIT_SLOTS);
         return false;
@@ -147,7 +122,65 @@ DEVICE chunk find_chunk(const rssm_cuda_copy &a, int64_t number)
             (int)min((int64_t)RSSM_CUDA_COPY_CHUNK, region.slot_bytes - at)};
 }
 
-/* dst <- src, every region and the cursor: x = share of a slot's chunks, y = which pair. A block's first chunk is looked up
+/* A chunk on its way: the whole 16-byte units of it, a thread's share, where both ends lie at such. */
+struct moved_chunk {
+    const unsigned char *from;
+    unsigned char *to;
+    int units, bytes;
+    uint4 x[COPY_AHEAD];
+};
+
+/* Kept where it stands: a compiler would ask after the pair is judged. */
+DEVICE uint4 ask_unit(const uint4 *p)
+{
+#ifdef __CUDA_ARCH__
+    uint4 x;
+    asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p));
+    return x;
+#else
+    return *p;
+#endif
+}
+
+DEVICE void ask_chunk(const chunk &c, const slot_pair &p, moved_chunk *m)
+{
+    m->from = c.data + p.src * c.slot_stride;
+    m->to = c.data + p.dst * c.slot_stride;
+    m->units = (((uint32_t)(uintptr_t)m->to | (uint32_t)(uintptr_t)m->from) & 15) == 0 ? c.bytes / 16 : 0;
+    m->bytes = c.bytes;
+    const uint4 *const source = (const uint4 *)m->from + threadIdx.x;
+    const int left = p.from ? m->units - (int)threadIdx.x : 0;
+#pragma unroll
+    for (int i = 0; i < COPY_AHEAD; ++i)
+        if (i * THREADS < left)
+            m->x[i] = ask_unit(source + i * THREADS);
+}
+
+/* bytes, a multiple of sizeof(T), by the threads of a block: what does not lie in 16-byte units. */
+template <class T> DEVICE void copy_units(unsigned char *to, const unsigned char *from, int bytes)
+{
+    for (int i = threadIdx.x * (int)sizeof(T); i < bytes; i += THREADS * (int)sizeof(T))
+        *(T *)(to + i) = *(const T *)(from + i);
+}
+
+/* Elements have two bytes or four. */
+DEVICE void put_chunk(const moved_chunk &m)
+{
+    uint4 *const target = (uint4 *)m.to + threadIdx.x;
+    const int left = m.units - (int)threadIdx.x, done = m.units * 16;
+#pragma unroll
+    for (int i = 0; i < COPY_AHEAD; ++i)
+        if (i * THREADS < left)
+            target[i * THREADS] = m.x[i];
+    if (done == m.bytes)
+        return;
+    if (((uint32_t)(uintptr_t)m.to | (uint32_t)(uintptr_t)m.from | (uint32_t)m.bytes) % 4 == 0)
+        copy_units<uint32_t>(m.to + done, m.from + done, m.bytes - done);
+    else
+        copy_units<uint16_t>(m.to + done, m.from + done, m.bytes - done);
+}
+
+/* dst <- src, every region and the cursor: x = share of a slot's chunks, y = which pair. A block's first chunk is asked for
  * before its pair is judged, so that neither waits for the other. */
 extern "C" __global__ void __launch_bounds__(THREADS, 4) rssm_slots_copy(const __grid_constant__ rssm_cuda_copy a)
 {
@@ -155,19 +188,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) rssm_slots_copy(const _
     let_successors_start();
     const chunk first = find_chunk(a, blockIdx.x);
     for (int64_t i = blockIdx.y; i < a.n; i += gridDim.y) {
-        int64_t src, dst;
-        if (!judge_pair(a, i, &src, &dst))
+        const slot_pair p = find_pair(a, i);
+        moved_chunk m;
+        ask_chunk(first, p, &m);
+        if (!judge_pair(a, i, p))
             continue;
-        chunk c = first;
         for (int64_t next = blockIdx.x;;) {
-            copy_bytes(c.data + dst * c.slot_stride, c.data + src * c.slot_stride, c.bytes);
+            put_chunk(m);
             next += gridDim.x;
             if (next >= a.chunks)
                 break;
-            c = find_chunk(a, next);
+            ask_chunk(find_chunk(a, next), p, &m);
         }
         if (blockIdx.x == 0 && threadIdx.x < 4)
-            a.in.cursor[dst * a.in.cursor_slot + threadIdx.x] = a.in.cursor[src * a.in.cursor_slot + threadIdx.x];
+            a.in.cursor[p.dst * a.in.cursor_slot + threadIdx.x] = a.in.cursor[p.src * a.in.cursor_slot + threadIdx.x];
     }
 }
 

@@ -17,7 +17,21 @@ enum {
 };
 
 /* What a ring holds: bfloat16 records with one gate a head or KDA's, or others. */
-enum { RSSM_CUDA_FORM_SCALAR_BF16, RSSM_CUDA_FORM_KDA_BF16, RSSM_CUDA_FORM_ANY };
+enum { RSSM_CUDA_FORM_scalar_bf16, RSSM_CUDA_FORM_kda_bf16, RSSM_CUDA_FORM_any_ring };
+
+/* The kernels of slots_tile.cuh for exports and flushes, of which an instance has one. X(state's type, form of the ring): were
+ * they one, the registers of the largest would spill in all. */
+#define RSSM_SLOTS_TAKE_LIST(X) \
+    X(f32, scalar_bf16)         \
+    X(bf16, scalar_bf16)        \
+    X(f16, scalar_bf16)         \
+    X(f32, kda_bf16)            \
+    X(bf16, kda_bf16)           \
+    X(f16, kda_bf16)            \
+    X(f32, any_ring)            \
+    X(bf16, any_ring)           \
+    X(f16, any_ring)
+#define RSSM_SLOTS_TAKE_NAME(state, form) rssm_slots_take_##state##_##form
 
 /* What every slot operation needs to judge a slot. */
 typedef struct rssm_cuda_slots {
@@ -52,9 +66,9 @@ typedef struct rssm_cuda_states {
     int32_t state_tiles, run;                   /* tiles of a slot's state; of a block */
     int32_t state_blocks; /* blockIdx.x below it: `run` tiles each; from it on: parts of the history */
     /* For slots_tile.cuh: */
-    int32_t form, state_dtype, record_dtype; /* RSSM_CUDA_FORM_*; types of the pool                         */
-    int32_t group_heads, group_tiles;        /* value heads that share keys; tiles down their rows          */
-    int32_t in_place;                        /* a flush                                                     */
+    int32_t state_dtype, record_dtype; /* types of the pool                                       */
+    int32_t group_heads, group_tiles;  /* value heads that share keys; tiles down their rows      */
+    int32_t in_place, pad_;            /* a flush                                                 */
     rssm_state_layer layer[RSSM_CUDA_STATE_LAYERS];
 } rssm_cuda_states;
 

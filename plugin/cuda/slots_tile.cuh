@@ -38,9 +38,14 @@ template <class F> DEVICE bool has_kda_gates(int family)
 
 struct __align__(16) tile_memory
 {
-    uint16_t keys[3][16][KEYS_ROW];         /* term, record, channel: record_row() and key_column() say where */
-    float decay[TILE_CHANNELS];             /* KDA: of the state                                              */
-    float turned[TILE_CHANNELS][PASS_ROWS]; /* for [K, V]: turned_at() says where                             */
+    uint16_t keys[3][16][KEYS_ROW]; /* term, record, channel: record_row() and key_column() say where */
+    float decay[TILE_CHANNELS];     /* KDA: of the state                                              */
+};
+
+/* Of an import in [K, V]: turned_at() says where a channel of a row is. */
+struct __align__(16) turned_memory
+{
+    float turned[TILE_CHANNELS][PASS_ROWS];
 };
 
 /* A block's tile: the group of rows that share keys, the first of its rows and channels, and how many channels there are. */
@@ -246,27 +251,31 @@ template <> struct packed_pair<f16_state> {
     typedef __half2 type;
 };
 
-/* Eight floats in 16 bits; what would become infinite stays finite, and NaN stays NaN. Packed, without a branch. */
-template <class ST> DEVICE uint4 narrow_eight(float *x, bool *hit, ST st)
+/* Two floats in 16 bits; what would become infinite stays finite, and NaN stays NaN. Packed, without a branch. */
+template <class ST> DEVICE uint32_t narrow_two(const float *x, bool *hit, ST st)
 {
+    const uint32_t pair = narrow2(x, st);
 #ifdef __CUDA_ARCH__
     typedef typename packed_pair<ST>::type packed;
     const uint32_t max_bits = ST::DTYPE == F16 ? 0x7bff7bffu : 0x7f7f7f7fu, min_bits = max_bits | 0x80008000u;
     const packed most = *reinterpret_cast<const packed *>(&max_bits),
                  least = *reinterpret_cast<const packed *>(&min_bits);
-    uint32_t raw[4], changed = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t pair = narrow2(x + 2 * i, st);
-        const packed finite = __hmax2_nan(__hmin2_nan(*reinterpret_cast<const packed *>(&pair), most), least);
-        raw[i] = *reinterpret_cast<const uint32_t *>(&finite);
-        changed |= raw[i] ^ pair;
-    }
-    *hit = *hit || changed;
-    return make_uint4(raw[0], raw[1], raw[2], raw[3]);
+    const packed finite = __hmax2_nan(__hmin2_nan(*reinterpret_cast<const packed *>(&pair), most), least);
+    const uint32_t raw = *reinterpret_cast<const uint32_t *>(&finite);
+    *hit = *hit || raw != pair;
+    return raw;
 #else
-    return narrow_chunk(x, hit, st);
+    float kept[2] = {saturate(x[0], ST::DTYPE, hit), saturate(x[1], ST::DTYPE, hit)};
+    (void)pair;
+    return narrow2(kept, st);
 #endif
+}
+
+/* Eight of them; `changed` is looked at once. */
+template <class ST> DEVICE uint4 narrow_eight(const float *x, bool *hit, ST st)
+{
+    return make_uint4(narrow_two(x, hit, st), narrow_two(x + 2, hit, st), narrow_two(x + 4, hit, st),
+                      narrow_two(x + 6, hit, st));
 }
 
 /* To a row of the destination, from the lane's first channel on. APART: elements from the first four to the others. */
@@ -287,51 +296,32 @@ template <int APART, class DT> DEVICE void store_eight(unsigned char *at, float 
     }
 }
 
-/* Rows 2g, 2g + 1 of the pass, eight channels each, to the turned tile: (k, v) in quad v / 4 ^ turn of line k, without a bank
- * conflict either way. */
+/* Where (k, v) lies in the turned tile: in quad v / 4 ^ turn of line k, so that no banks conflict. */
 template <int CHUNK> DEVICE int turned_at(int k, int v)
 {
     return (v / 4 ^ k / CHUNK % 4 * 2) * 4 + v % 4;
 }
 
-template <class ST> DEVICE void turn_eight(tile_memory *sh, int ch, const float *x, const float *y)
+/* Two neighbours, from row 2g and row 2g + 1, to [.., K, V]; for one channel the eight lanes g fill whole sectors. */
+DEVICE void store_pair(unsigned char *at, float x, float y, bool *, f32_state)
 {
-    const int v = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4 * 2;
+    __stcs((float2 *)at, make_float2(x, y));
+}
+
+template <class DT> DEVICE void store_pair(unsigned char *at, float x, float y, bool *hit, DT dt)
+{
+    float pair[2] = {x, y};
+    __stcs((uint32_t *)at, narrow_two(pair, hit, dt));
+}
+
+/* Eight channels of rows 2g and 2g + 1; line: bytes from one channel to the next. */
+template <class ST, class DT>
+DEVICE void store_turned(unsigned char *at, int64_t line, const float *x, const float *y, bool *hit, DT dt)
+{
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-        const int k = ch + (ST::CHUNK == 8 ? n : n % 4 + n / 4 * 16);
-        *(float2 *)&sh->turned[k][turned_at<ST::CHUNK>(k, v)] = make_float2(x[n], y[n]);
-    }
+    for (int n = 0; n < 8; ++n)
+        store_pair(at + (ST::CHUNK == 8 ? n : n % 4 + n / 4 * 16) * line, x[n], y[n], hit, dt);
 }
-
-/* The turned tile to [HV, K, V]: a thread has four rows v of every eighth channel. */
-template <class ST>
-DEVICE void store_turned(const rssm_cuda_states &a, const matrix &to, const block_tile &t, int pass,
-                         const tile_memory *sh, bool *hit)
-{
-    const int quad = threadIdx.x % 16, k0 = threadIdx.x / 16;
-    const pass_rows r = find_row(a, t, t.row + pass * PASS_ROWS + quad * 4);
-    if (!r.here)
-        return;
-    const int64_t at = ((int64_t)r.hv * a.K + t.k0 + k0) * a.V + r.v;
-    unsigned char *p = (unsigned char *)element(to.data, at, to.dtype);
-    const int64_t step = (int64_t)(TILE_THREADS / 16) * a.V * (is_half_width(to.dtype) ? 2 : 4);
-#pragma unroll 4
-    for (int k = k0; k < t.channels; k += TILE_THREADS / 16, p += step) {
-        const float4 x = *(const float4 *)&sh->turned[k][turned_at<ST::CHUNK>(k, quad * 4)];
-        if (to.dtype == F32)
-            __stcs((float4 *)p, x);
-        else if (to.dtype == BF16)
-            store_quad(p, x, BF16, 1, hit, bf16_state());
-        else
-            store_quad(p, x, F16, 1, hit, f16_state());
-    }
-}
-
-/* The turned tile's own "type" of destination. */
-struct turned_state {
-    enum { DTYPE = 0, BYTES = 4 };
-};
 
 /* Where a lane's first channel of a pass goes; a row of it is K elements. */
 template <class DT, class ST>
@@ -340,15 +330,25 @@ DEVICE unsigned char *lane_start(const rssm_cuda_states &a, const matrix &to, co
     return to.data + (lane_row(a, p) + t.k0 + piece_channel<ST>(0)) * DT::BYTES;
 }
 
-/* A pass's pieces, with the records if there are any, to rows of type DT or the turned tile. */
-template <class ST, class F, class DT, bool FOLD>
+/* The same in [HV, K, V]; a channel is V elements. */
+template <class DT, class ST>
+DEVICE unsigned char *lane_column(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p)
+{
+    const int64_t k = (int64_t)p.hv * a.K + t.k0 + piece_channel<ST>(0);
+    return to.data + (k * a.V + p.v + (threadIdx.x & 31) / 4 * 2) * DT::BYTES;
+}
+
+/* A pass's pieces, with the records if there are any, to rows of type DT, or TURN: to columns. */
+template <class ST, class F, class DT, bool TURN, bool FOLD>
 DEVICE void finish_pass(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p,
-                        const pass_pieces<ST> &x, const left_operand<F> &left, tile_memory *sh, bool *hit)
+                        const pass_pieces<ST> &x, const left_operand<F> &left, const tile_memory *sh, bool *hit)
 {
     constexpr int APART = ST::CHUNK == 8 ? 4 : 16, PER = tile_form<ST>::PIECES / 4;
-    constexpr bool TURN = DT::DTYPE == 0, SAME = (int)ST::DTYPE == (int)DT::DTYPE;
-    unsigned char *const first = lane_start<DT, ST>(a, to, t, p), *const second = first + a.K * DT::BYTES;
-    if (!TURN && !p.here)
+    constexpr bool SAME = (int)ST::DTYPE == (int)DT::DTYPE && !TURN;
+    const int64_t line = (int64_t)(TURN ? a.V : 1) * DT::BYTES; /* from one channel to the next */
+    unsigned char *const first = TURN ? lane_column<DT, ST>(a, to, t, p) : lane_start<DT, ST>(a, to, t, p),
+                         *const second = first + a.K * DT::BYTES;
+    if (!p.here)
         return;
 #pragma unroll
     for (int n = 0; n < TILE_CHANNELS / 32; ++n) {
@@ -367,30 +367,26 @@ DEVICE void finish_pass(const rssm_cuda_states &a, const matrix &to, const block
             if (FOLD)
                 add_records<ST>(a, left, sh, n * 32, y);
             if constexpr (TURN) {
-                turn_eight<ST>(sh, n * 32 + piece_channel<ST>(0), y[0], y[1]);
+                store_turned<ST>(first + n * 32 * line, line, y[0], y[1], hit, DT());
             } else {
-                store_eight<APART>(first + n * 32 * DT::BYTES, y[0], hit, DT());
-                store_eight<APART>(second + n * 32 * DT::BYTES, y[1], hit, DT());
+                store_eight<APART>(first + n * 32 * line, y[0], hit, DT());
+                store_eight<APART>(second + n * 32 * line, y[1], hit, DT());
             }
         }
     }
 }
 
-template <class ST, class F, class DT>
+template <class ST, class F, class DT, bool TURN>
 DEVICE void finish_passes(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
-                          const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, tile_memory *sh, bool *hit)
+                          const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, const tile_memory *sh,
+                          bool *hit)
 {
 #pragma unroll
     for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass) {
         if (fold)
-            finish_pass<ST, F, DT, true>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
+            finish_pass<ST, F, DT, TURN, true>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
         else
-            finish_pass<ST, F, DT, false>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
-        if (DT::DTYPE == 0) {
-            __syncthreads();
-            store_turned<ST>(a, to, t, pass, sh, hit);
-            __syncthreads();
-        }
+            finish_pass<ST, F, DT, TURN, false>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
     }
 }
 
@@ -465,20 +461,29 @@ DEVICE void announce_history(const rssm_cuda_states &a, int64_t slot, const part
 #endif
 }
 
+template <class ST, class F, class DT>
+DEVICE void put_typed(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
+                      const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, const tile_memory *sh,
+                      bool *hit)
+{
+    if (!a.in_place && a.transposed)
+        finish_passes<ST, F, DT, true>(a, to, t, rows, x, fold, left, sh, hit);
+    else
+        finish_passes<ST, F, DT, false>(a, to, t, rows, x, fold, left, sh, hit);
+}
+
 /* The tile with its records to where the call wants it. */
 template <class ST, class F>
 DEVICE void put_tile(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
                      const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, tile_memory *sh)
 {
     bool hit = false;
-    if (!a.in_place && a.transposed)
-        finish_passes<ST, F, turned_state>(a, to, t, rows, x, fold, left, sh, &hit);
-    else if (to.dtype == F32)
-        finish_passes<ST, F, f32_state>(a, to, t, rows, x, fold, left, sh, &hit);
+    if (to.dtype == F32)
+        put_typed<ST, F, f32_state>(a, to, t, rows, x, fold, left, sh, &hit);
     else if (to.dtype == BF16)
-        finish_passes<ST, F, bf16_state>(a, to, t, rows, x, fold, left, sh, &hit);
+        put_typed<ST, F, bf16_state>(a, to, t, rows, x, fold, left, sh, &hit);
     else
-        finish_passes<ST, F, f16_state>(a, to, t, rows, x, fold, left, sh, &hit);
+        put_typed<ST, F, f16_state>(a, to, t, rows, x, fold, left, sh, &hit);
     state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
 }
 
@@ -524,30 +529,17 @@ template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, ti
         take_history(a, i, slot, c, part_of(a, blockIdx.x));
 }
 
-template <class ST> DEVICE void take_form(const rssm_cuda_states &a, tile_memory *sh)
-{
-    if (a.form == RSSM_CUDA_FORM_SCALAR_BF16)
-        take_tile<ST, scalar_bf16>(a, sh);
-    else if (a.form == RSSM_CUDA_FORM_KDA_BF16)
-        take_tile<ST, kda_bf16>(a, sh);
-    else
-        take_tile<ST, any_ring>(a, sh);
-}
-
 /* x = tile of a state, with a part of the history, y = which entry, z = layer. Exports, and folds of flushes. */
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
-    rssm_slots_take(const __grid_constant__ rssm_cuda_states a)
-{
-    __shared__ tile_memory sh;
-    wait_for_predecessors();
-    let_successors_start();
-    if (a.state_dtype == F32)
-        take_form<f32_state>(a, &sh);
-    else if (a.state_dtype == BF16)
-        take_form<bf16_state>(a, &sh);
-    else
-        take_form<f16_state>(a, &sh);
-}
+#define RSSM_SLOTS_TAKE(state, form)                                                  \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)                     \
+        RSSM_SLOTS_TAKE_NAME(state, form)(const __grid_constant__ rssm_cuda_states a) \
+    {                                                                                 \
+        __shared__ tile_memory sh;                                                    \
+        wait_for_predecessors();                                                      \
+        let_successors_start();                                                       \
+        take_tile<state##_state, form>(a, &sh);                                       \
+    }
+RSSM_SLOTS_TAKE_LIST(RSSM_SLOTS_TAKE)
 
 /* ---- tiles: into the pool --------------------------------------------------------------------------------------- */
 
@@ -572,7 +564,7 @@ DEVICE void load_turned(const rssm_cuda_states &a, const unsigned char *state, c
         x->piece[q] = ask_piece(p + q * step, r.here && k0 + q * form::DOWN < t.channels);
 }
 
-template <class ST, class DT> DEVICE void turn_pieces(const turned_pieces<ST> &x, tile_memory *sh)
+template <class ST, class DT> DEVICE void turn_pieces(const turned_pieces<ST> &x, turned_memory *sh)
 {
     typedef turned_pieces<ST> form;
     const int v = (int)threadIdx.x % form::ACROSS * ST::CHUNK, k0 = threadIdx.x / form::ACROSS;
@@ -589,7 +581,7 @@ template <class ST, class DT> DEVICE void turn_pieces(const turned_pieces<ST> &x
 
 template <class DT>
 DEVICE void store_rows(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p,
-                       const tile_memory *sh, bool *hit)
+                       const turned_memory *sh, bool *hit)
 {
     constexpr int APART = DT::CHUNK == 8 ? 4 : 16;
     const int v = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4 * 2;
@@ -651,12 +643,12 @@ template <class ST, class DT> DEVICE void give_rows(const rssm_cuda_states &a)
         return;
     const left_operand<kda_bf16> none[PASSES] = {};
     bool hit = false;
-    finish_passes<ST, kda_bf16, DT>(a, to, t, rows, x, false, none, NULL, &hit);
+    finish_passes<ST, kda_bf16, DT, false>(a, to, t, rows, x, false, none, NULL, &hit);
     give_rest(a, slot);
     state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
 }
 
-template <class ST, class DT> DEVICE void give_columns(const rssm_cuda_states &a, tile_memory *sh)
+template <class ST, class DT> DEVICE void give_columns(const rssm_cuda_states &a, turned_memory *sh)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
     const block_tile t = find_tile<ST>(a);
@@ -682,7 +674,7 @@ template <class ST, class DT> DEVICE void give_columns(const rssm_cuda_states &a
     state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
 }
 
-template <class ST, class DT> DEVICE void give_tile(const rssm_cuda_states &a, tile_memory *sh)
+template <class ST, class DT> DEVICE void give_tile(const rssm_cuda_states &a, turned_memory *sh)
 {
     if (a.transposed)
         give_columns<ST, DT>(a, sh);
@@ -690,7 +682,7 @@ template <class ST, class DT> DEVICE void give_tile(const rssm_cuda_states &a, t
         give_rows<ST, DT>(a);
 }
 
-template <class ST> DEVICE void give_form(const rssm_cuda_states &a, tile_memory *sh)
+template <class ST> DEVICE void give_form(const rssm_cuda_states &a, turned_memory *sh)
 {
     if (a.state_dtype == F32)
         give_tile<ST, f32_state>(a, sh);
@@ -700,11 +692,11 @@ template <class ST> DEVICE void give_form(const rssm_cuda_states &a, tile_memory
         give_tile<ST, f16_state>(a, sh);
 }
 
-/* Imports; x, y, z as in rssm_slots_take. */
+/* Imports; x, y, z as above. */
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)
     rssm_slots_give(const __grid_constant__ rssm_cuda_states a)
 {
-    __shared__ tile_memory sh;
+    __shared__ turned_memory sh;
     wait_for_predecessors();
     let_successors_start();
     const int dtype = a.layer[blockIdx.z].state_dtype;

@@ -8,37 +8,42 @@
 #include <stdint.h>
 
 /* X(field, symbol, parameters) */
-#define GPU_ENTRIES(X)                                                                      \
-    X(init, cuInit, (unsigned))                                                             \
-    X(device_count, cuDeviceGetCount, (int *))                                              \
-    X(device_get, cuDeviceGet, (CUdevice *, int))                                           \
-    X(device_attribute, cuDeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))        \
-    X(error_name, cuGetErrorName, (CUresult, const char **))                                \
-    X(primary_retain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                    \
-    X(context_create, cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice))                    \
-    X(context_destroy, cuCtxDestroy_v2, (CUcontext))                                        \
-    X(context_push, cuCtxPushCurrent_v2, (CUcontext))                                       \
-    X(context_pop, cuCtxPopCurrent_v2, (CUcontext *))                                       \
-    X(context_current, cuCtxGetCurrent, (CUcontext *))                                      \
-    X(synchronize, cuCtxSynchronize, (void))                                                \
-    X(mem_info, cuMemGetInfo_v2, (size_t *, size_t *))                                      \
-    X(mem_alloc, cuMemAlloc_v2, (CUdeviceptr *, size_t))                                    \
-    X(mem_free, cuMemFree_v2, (CUdeviceptr))                                                \
-    X(memset8, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))             \
-    X(to_device, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))       \
-    X(to_host, cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))               \
-    X(between, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))          \
-    X(stream_create, cuStreamCreate, (CUstream *, unsigned))                                \
-    X(stream_destroy, cuStreamDestroy_v2, (CUstream))                                       \
-    X(stream_sync, cuStreamSynchronize, (CUstream))                                         \
-    X(stream_query, cuStreamQuery, (CUstream))                                              \
-    X(host_function, cuLaunchHostFunc, (CUstream, CUhostFn, void *))                        \
-    X(capture_begin, cuStreamBeginCapture_v2, (CUstream, CUstreamCaptureMode))              \
-    X(capture_end, cuStreamEndCapture, (CUstream, CUgraph *))                               \
-    X(graph_instantiate, cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, cuuint64_t)) \
-    X(graph_launch, cuGraphLaunch, (CUgraphExec, CUstream))                                 \
-    X(graph_nodes, cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *))                     \
-    X(graph_exec_destroy, cuGraphExecDestroy, (CUgraphExec))                                \
+#define GPU_ENTRIES(X)                                                                           \
+    X(init, cuInit, (unsigned))                                                                  \
+    X(device_count, cuDeviceGetCount, (int *))                                                   \
+    X(device_get, cuDeviceGet, (CUdevice *, int))                                                \
+    X(device_attribute, cuDeviceGetAttribute, (int *, CUdevice_attribute, CUdevice))             \
+    X(error_name, cuGetErrorName, (CUresult, const char **))                                     \
+    X(primary_retain, cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                         \
+    X(context_create, cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice))                         \
+    X(context_destroy, cuCtxDestroy_v2, (CUcontext))                                             \
+    X(context_push, cuCtxPushCurrent_v2, (CUcontext))                                            \
+    X(context_pop, cuCtxPopCurrent_v2, (CUcontext *))                                            \
+    X(context_current, cuCtxGetCurrent, (CUcontext *))                                           \
+    X(synchronize, cuCtxSynchronize, (void))                                                     \
+    X(mem_info, cuMemGetInfo_v2, (size_t *, size_t *))                                           \
+    X(mem_alloc, cuMemAlloc_v2, (CUdeviceptr *, size_t))                                         \
+    X(mem_free, cuMemFree_v2, (CUdeviceptr))                                                     \
+    X(memset8, cuMemsetD8Async, (CUdeviceptr, unsigned char, size_t, CUstream))                  \
+    X(to_device, cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream))            \
+    X(to_host, cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream))                    \
+    X(between, cuMemcpyDtoDAsync_v2, (CUdeviceptr, CUdeviceptr, size_t, CUstream))               \
+    X(stream_create, cuStreamCreate, (CUstream *, unsigned))                                     \
+    X(stream_destroy, cuStreamDestroy_v2, (CUstream))                                            \
+    X(stream_sync, cuStreamSynchronize, (CUstream))                                              \
+    X(stream_query, cuStreamQuery, (CUstream))                                                   \
+    X(host_function, cuLaunchHostFunc, (CUstream, CUhostFn, void *))                             \
+    X(capture_begin, cuStreamBeginCapture_v2, (CUstream, CUstreamCaptureMode))                   \
+    X(capture_end, cuStreamEndCapture, (CUstream, CUgraph *))                                    \
+    X(graph_instantiate, cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, cuuint64_t))      \
+    X(graph_launch, cuGraphLaunch, (CUgraphExec, CUstream))                                      \
+    X(graph_update, cuGraphExecUpdate_v2, (CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *)) \
+    X(event_create, cuEventCreate, (CUevent *, unsigned))                                        \
+    X(event_destroy, cuEventDestroy_v2, (CUevent))                                               \
+    X(event_record, cuEventRecord, (CUevent, CUstream))                                          \
+    X(stream_wait, cuStreamWaitEvent, (CUstream, CUevent, unsigned))                             \
+    X(graph_nodes, cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *))                          \
+    X(graph_exec_destroy, cuGraphExecDestroy, (CUgraphExec))                                     \
     X(graph_destroy, cuGraphDestroy, (CUgraph))
 
 typedef struct gpu_driver {

@@ -107,18 +107,24 @@ static size_t node_count(CUgraph graph)
     return nodes;
 }
 
-/* A whole pass as a graph: nothing but one kernel for the cursors and one for each layer. */
-static CUgraphExec capture_pass(rig *r, CUstream stream)
+/* A whole pass as a graph: nothing but one kernel for the cursors and one for each layer. The context is current. */
+static CUgraph pass_graph(rig *r, CUstream stream)
 {
     CUgraph graph = NULL;
-    CUgraphExec exec = NULL;
     rssm_error err = h_error();
-    gpu_enter();
     GPU(capture_begin(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     rssm_status status = rig_pass(r, stream, &err);
     GPU(capture_end(stream, &graph));
     ck_assert_msg(status == RSSM_OK, "during capture: %s", err.message);
     ck_assert_int_eq((int64_t)node_count(graph), 1 + r->spec.layers);
+    return graph;
+}
+
+static CUgraphExec capture_pass(rig *r, CUstream stream)
+{
+    CUgraphExec exec = NULL;
+    gpu_enter();
+    CUgraph graph = pass_graph(r, stream);
     GPU(graph_instantiate(&exec, graph, 0));
     GPU(graph_destroy(graph));
     gpu_leave();
@@ -157,6 +163,126 @@ START_TEST(a_graph_replayed_is_the_pass)
     gpu_leave();
     rig_free(graph);
     rig_free(eager);
+}
+END_TEST
+
+/* Hosts capture each pass anew and update the graph that they have: here with the same pass of other memory. */
+START_TEST(a_graph_updated)
+{
+    rig *first = rig_with_states(host_spec(_i)), *second = rig_with_states(host_spec(_i)),
+        *eager = rig_with_states(host_spec(_i));
+    CUstream stream = gpu_stream();
+    CUgraphExec exec = capture_pass(first, stream);
+    CUgraphExecUpdateResultInfo info = {0};
+    gpu_enter();
+    CUgraph graph = pass_graph(second, stream);
+    GPU(graph_update(exec, graph, &info));
+    GPU(graph_destroy(graph));
+    gpu_leave();
+    for (int step = 0; step < 3; step++) {
+        rig *both[] = {second, eager};
+        for (int i = 0; i < 2; i++) {
+            give_positions(both[i], (uint64_t)step);
+            rig_inputs(both[i], (uint64_t)step);
+        }
+        launch(exec, stream);
+        rig_step(eager, NULL);
+        assert_same_outputs(second, eager, step);
+    }
+    assert_same_pools(second, eager);
+    gpu_enter();
+    GPU(graph_exec_destroy(exec));
+    GPU(stream_destroy(stream));
+    gpu_leave();
+    rig_free(first);
+    rig_free(second);
+    rig_free(eager);
+}
+END_TEST
+
+enum { BRANCHES = 2, FOREIGN_BYTES = 64 << 20 };
+
+/* A pass of each rig on a branch of its own, with foreign work before, between and after ours: a long memset, then ours; ours,
+ * then a copy of what it wrote. Branches start and join by events. */
+static void branches(rig **r, CUstream *stream, CUevent *event, CUdeviceptr scratch, CUdeviceptr *copy, int passes)
+{
+    rssm_error err = h_error();
+    for (int pass = 0; pass < passes; pass++) {
+        GPU(memset8(scratch, 1, FOREIGN_BYTES, stream[0]));
+        GPU(event_record(event[0], stream[0]));
+        GPU(stream_wait(stream[1], event[0], 0));
+        for (int i = 0; i < BRANCHES; i++) {
+            const DLTensor *out = r[i]->roles[LAYERS - 1][RSSM_T_OUT];
+            ck_assert_msg(rig_pass(r[i], stream[i], &err) == RSSM_OK, "%s", err.message);
+            GPU(between(copy[i], (CUdeviceptr)(uintptr_t)out->data, rig_row_bytes(r[i]) * ROWS, stream[i]));
+        }
+        GPU(event_record(event[1], stream[1]));
+        GPU(stream_wait(stream[0], event[1], 0));
+    }
+}
+
+static void assert_copied(rig *r, CUdeviceptr copy, rig *eager)
+{
+    size_t bytes = rig_row_bytes(r) * ROWS;
+    unsigned char *seen = malloc(bytes), *want = rig_outputs(eager, LAYERS - 1);
+    gpu_download(seen, copy, bytes);
+    ck_assert_msg(memcmp(seen, want, bytes) == 0, "the copy behind the last layer is not its output");
+    free(seen);
+    free(want);
+}
+
+/* Kernels that may start early, among what does not: eager, then captured. */
+START_TEST(foreign_work_between)
+{
+    enum { PASSES = 5 };
+    rig *r[BRANCHES], *eager[BRANCHES];
+    CUstream stream[BRANCHES] = {gpu_stream(), gpu_stream()};
+    CUevent event[2];
+    CUdeviceptr scratch = gpu_alloc(FOREIGN_BYTES), copy[BRANCHES];
+    CUgraph graph = NULL;
+    CUgraphExec exec = NULL;
+    for (int i = 0; i < BRANCHES; i++) {
+        h_spec spec = host_spec(_i);
+        r[i] = rig_with_states(spec);
+        spec.init_flags |= RSSM_INIT_NO_EARLY_START;
+        eager[i] = rig_with_states(spec);
+        copy[i] = gpu_alloc(rig_row_bytes(r[i]) * ROWS);
+        give_positions(r[i], (uint64_t)i);
+        give_positions(eager[i], (uint64_t)i);
+        rig_inputs(r[i], (uint64_t)i);
+        rig_inputs(eager[i], (uint64_t)i);
+    }
+    gpu_wait();
+    gpu_enter();
+    GPU(event_create(&event[0], CU_EVENT_DISABLE_TIMING));
+    GPU(event_create(&event[1], CU_EVENT_DISABLE_TIMING));
+    branches(r, stream, event, scratch, copy, PASSES);
+    GPU(stream_sync(stream[0]));
+    GPU(capture_begin(stream[0], CU_STREAM_CAPTURE_MODE_GLOBAL));
+    branches(r, stream, event, scratch, copy, PASSES);
+    GPU(capture_end(stream[0], &graph));
+    GPU(graph_instantiate(&exec, graph, 0));
+    GPU(graph_destroy(graph));
+    gpu_leave();
+    launch(exec, stream[0]);
+    for (int i = 0; i < BRANCHES; i++) {
+        for (int pass = 0; pass < 2 * PASSES; pass++)
+            rig_step(eager[i], NULL);
+        assert_copied(r[i], copy[i], eager[i]);
+        assert_same_outputs(r[i], eager[i], 2 * PASSES);
+        assert_same_pools(r[i], eager[i]);
+        rig_free(r[i]);
+        rig_free(eager[i]);
+        gpu_free(copy[i]);
+    }
+    gpu_free(scratch);
+    gpu_enter();
+    GPU(graph_exec_destroy(exec));
+    for (int i = 0; i < BRANCHES; i++) {
+        GPU(stream_destroy(stream[i]));
+        GPU(event_destroy(event[i]));
+    }
+    gpu_leave();
 }
 END_TEST
 
@@ -555,6 +681,8 @@ void add_streams(Suite *s)
     TCase *t = tcase_create("streams");
     gpu_add_loop(t, a_graph_replayed_is_the_pass, share.small ? 3 : NUM_HOSTS);
     gpu_add_loop(t, a_captured_reset, share.small ? 1 : NUM_HOSTS);
+    gpu_add_loop(t, a_graph_updated, share.small ? 1 : NUM_HOSTS);
+    gpu_add_loop(t, foreign_work_between, share.small ? 1 : NUM_HOSTS);
     if (!share.small) {
         gpu_add_loop(t, work_stays_on_the_hosts_stream, NUM_HOSTS);
         gpu_add_loop(t, half_of_a_batch, NUM_HOSTS);

@@ -510,7 +510,8 @@ START_TEST(odd_rings_are_not_for_tiles)
     ck_assert_msg(h_api()->pool_create(r.plugin, &args, &err) == RSSM_OK, "%s", err.message);
     const int64_t launches = fake->launches;
     MUST(&r, flush_slots);
-    ck_assert_str_eq(fake->launch[launches % FAKE_LAUNCHES].kernel, gap ? "rssm_slots_flush" : "rssm_slots_take");
+    ck_assert_str_eq(fake->launch[launches % FAKE_LAUNCHES].kernel,
+                     gap ? "rssm_slots_flush" : "rssm_slots_take_f32_scalar_bf16");
     run_free(&r);
     h_tensor_free(&keys);
     h_tensor_free(&cursor);
