@@ -15,8 +15,11 @@ def load(data):
     """Cases by name; of a name that is in two files the later file's."""
     reports, cases = [], {}
     for path in sorted(data.glob("gpu-*.json")):
-        reports.append(json.loads(path.read_text()))
-        for case in reports[-1]["cases"]:
+        report = json.loads(path.read_text())
+        if "cases" not in report:  # of --slots or --conv
+            continue
+        reports.append(report)
+        for case in report["cases"]:
             cases[case["name"]] = case
     return reports, list(cases.values())
 
@@ -263,6 +266,79 @@ def small_table(data):
                  [[shape, SHORT[state], *[number(us(row[b])) if b in row else "" for b in batches]] for (shape, state), row in rows.items()])
 
 
+SLOTS_BAR, SLOTS_BAR_BYTES = 0.70, 32e6  # of the large copy's bandwidth, from so many bytes on
+SLOTS_COLUMNS = [("fork", [("fork", "VK", "15")]),
+                 ("export [V, K]: 0 / 0 … 15 / 15", [("export", "VK", records) for records in ("0", "0..15", "15")]),
+                 ("export [K, V]: the same", [("export", "KV", records) for records in ("0", "0..15", "15")]),
+                 ("import [V, K] / [K, V]", [("import", order, "0") for order in ("VK", "KV")]),
+                 ("flush in place: 15", [("flush", "VK", "15")])]
+
+
+def slots_rows(report):
+    rows = {}
+    for c in report["slots"]:
+        rows.setdefault((c["shape"], c["state"], c["slots"]), {})[c["operation"], c["order"], c["records"]] = c
+    return rows
+
+
+def megabytes(cases):
+    return f"{min(c['bytes'] for c in cases) / 1e6:.0f}–{max(c['bytes'] for c in cases) / 1e6:.0f}"
+
+
+def slots_table(report):
+    """Parts of the large copy's bandwidth, in brackets of copies of as many bytes; bold: below the bar."""
+
+    def part(case):
+        value = case["of_copy"]["median"]
+        if case["bytes"] < SLOTS_BAR_BYTES or value >= SLOTS_BAR:
+            return f"{value:.2f}"
+        return f"**{value:.2f}**" if value < SLOTS_BAR - 0.005 else f"**{value:.3f}**"
+
+    def cell(row, kinds):
+        found = [row[kind] for kind in kinds if kind in row]
+        same = " / ".join(f"{case['of_same_copy']['median']:.2f}" for case in found)
+        return " / ".join(part(case) for case in found) + f" ({same})" if found else ""
+
+    return table(["shape", "state", "slots", "MB", *[head for head, _ in SLOTS_COLUMNS]],
+                 [[shape, SHORT[state], n, megabytes(row.values()), *[cell(row, kinds) for _, kinds in SLOTS_COLUMNS]]
+                  for (shape, state, n), row in slots_rows(report).items()])
+
+
+def slots_times_table(report):
+    """Microseconds of a call."""
+    return table(["shape", "state", "slots", *[head for head, _ in SLOTS_COLUMNS]],
+                 [[shape, SHORT[state], n, *[" / ".join(number(row[kind]["us"]["median"]) for kind in kinds if kind in row)
+                                             for _, kinds in SLOTS_COLUMNS]] for (shape, state, n), row in slots_rows(report).items()])
+
+
+def conv_table(report):
+    """Time / goal; bold: above the goal."""
+    rows = {}
+    for c in report["conv"]:
+        rows.setdefault((c["io"], c["channels"], c["columns"], c["tokens"]), {})[c["batch"]] = c
+    batches = sorted({c["batch"] for c in report["conv"]})
+
+    def cell(case):
+        text = f"{number(case['us']['median'])} / {number(case['goal_us'])}"
+        over = case["over_goal"]["median"] - 1
+        return f"**{text}** (+{100 * over:.1f} %)" if over > 0 else text
+
+    return table(["io", "channels", "columns", "T", *[f"B = {b}" for b in batches]],
+                 [[SHORT[io], channels, columns, "plain" if tokens == 1 else tokens, *[cell(row[b]) if b in row else "" for b in batches]]
+                  for (io, channels, columns, tokens), row in rows.items()])
+
+
+def operation_tables(data):
+    """Of --slots and --conv."""
+    made = {}
+    for name, makers in (("slots", {"gpu-slots": slots_table, "gpu-slots-times": slots_times_table}), ("conv", {"gpu-conv": conv_table})):
+        path = data / f"gpu-h200-{name}.json"
+        if path.exists():
+            report = json.loads(path.read_text())
+            made.update({place: make(report) for place, make in makers.items()})
+    return made
+
+
 def draw_peers(ax, peers, family, state, floors):
     lines = {}
     for report in peers:
@@ -364,7 +440,7 @@ def tables(data):
         made["gpu-behind"] = behind_table(peers, windows)
     if windows:
         made["gpu-peers-windows"] = peers_table(windows)
-    return made
+    return made | operation_tables(data)
 
 
 def readme_tables(data):

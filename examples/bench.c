@@ -46,6 +46,8 @@ int main(int argc, char **argv)
         {"level", OPTION_CHOICE, &o.level, "scalar|avx2|avx512|neon", "at most this CPU level [the best]", 0, 0},
         {"steady", OPTION_FLAG, &o.steady, NULL, "spread cursors only, not all rows together", 0, 0},
         {"keep-records", OPTION_FLAG, &o.keep_records, NULL, "CUDA: small batches keep their records too", 0, 0},
+        {"slots", OPTION_FLAG, &o.slots, NULL, "CUDA: forks, exports, imports and flushes, not steps", 0, 0},
+        {"conv", OPTION_FLAG, &o.conv, NULL, "CUDA: the short convolution, not steps", 0, 0},
         {"quick", OPTION_FLAG, &o.quick, NULL, "CPU: 9 samples, not 41; CUDA: three shapes", 0, 0},
         {"json", OPTION_FLAG, &o.json, NULL, "for programs; CUDA: the table goes to stderr", 0, 0},
         {"plugin", OPTION_TEXT, &o.plugin, "PATH", "the plugin to load", 0, 0},
@@ -57,6 +59,10 @@ int main(int argc, char **argv)
         return code;
     if (o.heads.count != 0 && o.heads.count != 4) {
         fprintf(stderr, "%s: --heads needs four numbers\n", table.program);
+        return EXIT_BAD_USAGE;
+    }
+    if ((o.slots || o.conv) && strcmp(o.device, "cuda") != 0) {
+        fprintf(stderr, "%s: --slots and --conv need --device cuda\n", table.program);
         return EXIT_BAD_USAGE;
     }
     bench b = {.o = &o, .base = {.program = table.program, .json = o.json}};

@@ -12,7 +12,7 @@ typedef struct bench_options {
     option_list batch, heads, ring, tokens, together;
     int64_t threads, seconds;
     int32_t state, io, ring_dtype; /* RSSM_DTYPE_*; 0 = not given */
-    int32_t json, quick, steady, keep_records;
+    int32_t json, quick, steady, keep_records, slots, conv;
 } bench_options;
 
 typedef struct bench {

@@ -1,5 +1,5 @@
 /* replayssm-bench on a GPU: which cases there are, and the ones that the command line asks for. */
-#include "bench_gpu.h"
+#include "bench_ops.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ static void name_case(const gpu_case *c, char *name, size_t size)
 }
 
 /* Whether one of the filter's parts, which commas separate, is in the name. A part that ends in a digit must end there. */
-static int matches(const char *filter, const char *name)
+int bench_gpu_matches(const char *filter, const char *name)
 {
     if (filter == NULL)
         return 1;
@@ -101,13 +101,18 @@ static gpu_outcome *next_outcome(gpu_bench *b, const gpu_series *s, int64_t batc
                                   .together = plain && !o->steady && has(rows_together, batch),
                                   .host_cost = plain && s->shape->main && s->state == RSSM_DTYPE_FLOAT32}};
     name_case(&out->what, out->name, sizeof out->name);
-    return matches(o->filter, out->name) ? out : NULL;
+    return bench_gpu_matches(o->filter, out->name) ? out : NULL;
+}
+
+void bench_gpu_leave_out(gpu_bench *b, const char *name, const char *why)
+{
+    b->skipped++;
+    fprintf(b->text, "%-30s left out: %s\n", name, why);
 }
 
 static int leave_out(gpu_bench *b, const gpu_outcome *out, const char *why)
 {
-    b->skipped++;
-    fprintf(b->text, "%-30s left out: %s\n", out->name, why);
+    bench_gpu_leave_out(b, out->name, why);
     return EXIT_OK;
 }
 
@@ -173,6 +178,30 @@ static int run_cases(gpu_bench *b)
     return code;
 }
 
+/* --slots and --conv: these instead of steps. */
+static int run_operations(gpu_bench *b)
+{
+    const bench_options *o = b->common->o;
+    slots_report slots = {.count = 0};
+    conv_report conv = {.count = 0};
+    int code = o->slots ? bench_slots(b, &slots) : EXIT_OK;
+    if (code == EXIT_OK && o->conv)
+        code = bench_conv(b, &conv);
+    if (code == EXIT_OK && slots.count + conv.count == 0)
+        code = host_refuse(&b->common->base, "no case was run: see --filter, --family, --state and --seconds");
+    if (code == EXIT_OK && o->json) {
+        json out = bench_gpu_json_begin(b, OPS_ROUNDS);
+        if (o->slots)
+            bench_slots_json(&out, &slots);
+        if (o->conv)
+            bench_conv_json(&out, &conv);
+        json_end(&out);
+    }
+    free(slots.cases);
+    free(conv.cases);
+    return code;
+}
+
 /* The shapes of --heads, one for each family, or the table's. */
 static void choose_shapes(gpu_bench *b)
 {
@@ -207,7 +236,7 @@ int bench_cuda(bench *common)
     if (code == EXIT_OK)
         code = gpu_open(&b.g, &common->dev, &common->base);
     if (code == EXIT_OK)
-        code = run_cases(&b);
+        code = o->slots || o->conv ? run_operations(&b) : run_cases(&b);
     gpu_close(&b.g);
     free(b.outcomes);
     return code;

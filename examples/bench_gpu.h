@@ -74,6 +74,7 @@ int bench_gpu_case(gpu_bench *b, gpu_outcome *out, fate *how); /* out->what says
 void bench_gpu_print_head(const gpu_bench *b);
 void bench_gpu_print_case(const gpu_bench *b, const gpu_outcome *c);
 void bench_gpu_print_bars(const gpu_bench *b);
+json bench_gpu_json_begin(const gpu_bench *b, int rounds); /* the device and the plugin; leaves the object open */
 void bench_gpu_json(const gpu_bench *b);
 
 #endif

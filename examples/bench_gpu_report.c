@@ -145,7 +145,7 @@ static void json_case(json *out, const gpu_outcome *c)
     json_end(out);
 }
 
-void bench_gpu_json(const gpu_bench *b)
+json bench_gpu_json_begin(const gpu_bench *b, int rounds)
 {
     rssm_info info = {.struct_size = sizeof info};
     json out = json_to(stdout);
@@ -158,10 +158,16 @@ void bench_gpu_json(const gpu_bench *b)
     json_int(&out, "driver_version", b->g.driver_version);
     json_int(&out, "multiprocessors", b->g.multiprocessors);
     json_int(&out, "last_level_cache_bytes", b->g.l2_bytes);
-    json_int(&out, "samples", BENCH_GPU_ROUNDS);
+    json_int(&out, "samples", rounds);
     json_string(&out, "copy_loop", gpu_copy_loop(&b->g));
     json_string(&out, "read_loop", gpu_read_loop(&b->g));
     json_int(&out, "cases_left_out", b->skipped);
+    return out;
+}
+
+void bench_gpu_json(const gpu_bench *b)
+{
+    json out = bench_gpu_json_begin(b, BENCH_GPU_ROUNDS);
     json_array(&out, "cases");
     for (int64_t i = 0; i < b->count; i++)
         json_case(&out, &b->outcomes[i]);

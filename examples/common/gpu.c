@@ -366,6 +366,11 @@ int gpu_upload(gpu *g, void *dst, const void *src, int64_t bytes)
     return code == EXIT_OK ? gpu_sync(g) : code;
 }
 
+int gpu_copy(gpu *g, void *dst, const void *src, int64_t bytes)
+{
+    return check(g, g->calls->between(address(dst), address(src), (size_t)bytes, g->stream), "a copy");
+}
+
 int gpu_download(gpu *g, void *dst, const void *src, int64_t bytes)
 {
     int code = check(g, g->calls->to_host(dst, address(src), (size_t)bytes, g->stream), "a copy to the host");

@@ -38,6 +38,7 @@ int gpu_sync(gpu *g);   /* waits for the stream */
 int64_t gpu_free_bytes(gpu *g);
 int gpu_upload(gpu *g, void *dst, const void *src, int64_t bytes);   /* in stream order, done on return */
 int gpu_download(gpu *g, void *dst, const void *src, int64_t bytes); /* the same */
+int gpu_copy(gpu *g, void *dst, const void *src, int64_t bytes); /* within the device, by the driver: enqueued only */
 
 /* What is enqueued on the stream between the two becomes a graph. */
 int gpu_record_begin(gpu *g);

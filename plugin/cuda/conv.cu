@@ -446,6 +446,7 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV_PAIR_THREADS, RSSM_C
 {
     extern __shared__ __align__(128) unsigned char rings[];
     wait_for_predecessors();
+    let_successors_start();
     if (a.in.dtype == F32)
         conv_pairs(a, rings, f32_state());
     else if (a.in.dtype == BF16)
@@ -624,6 +625,7 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV4_THREADS, 16)
 {
     extern __shared__ __align__(128) unsigned char rings[];
     wait_for_predecessors();
+    let_successors_start();
     const int64_t b = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
     if (b >= a.B)
         return;

@@ -32,7 +32,7 @@ enum { RSSM_CUDA_KIND_small = 0, RSSM_CUDA_KIND_kept = 1 };
     RSSM_CUDA_SMALL_DELTA(X, kda, 16)                       \
     X(kda, bf16, 128, 128, 4, 2, small, bf16, 12, 12, 12)   \
     X(kda, bf16, 128, 128, 8, 2, small, bf16, 16, 24, 24)   \
-    X(kda, bf16, 128, 128, 8, 4, small, bf16, 8, 48, 48)    \
+    X(kda, bf16, 128, 128, 8, 4, small, bf16, 8, 64, 128)   \
     RSSM_CUDA_SMALL_DELTA(X, gdn, 12)                       \
     X(gdn, bf16, 128, 128, 4, 4, small, bf16, 6, 12, 12)    \
     X(gdn, bf16, 128, 128, 8, 4, small, bf16, 5, 16, 16)    \

@@ -84,12 +84,52 @@ def check_case(case):
                                 for key, L, _ in figures))
 
 
+def check_slots(case):
+    """A slot operation: bytes that one call reads and writes, by the shapes; pending records of slot s are s mod 16 where spread."""
+    H, HV, K, V = (case["heads"][name] for name in ("H", "HV", "K", "V"))
+    state, row, _ = shape_bytes({**case, "io": "bfloat16", "ring": "bfloat16"})
+    history = (2 * H * K + HV * V) * 3 * 2
+    n, calls, layers, what = case["slots"], case["calls"], case["layers"], case["operation"]
+    pending = {"0": [0] * n * calls, "15": [15] * n * calls, "0..15": [s % 16 for s in range(n * calls)]}[case["records"]]
+    records = sum(pending) / calls * row
+    model = {"fork": 2 * n * (state + 16 * row + history), "flush": 2 * n * state + records}.get(
+        what, 2 * n * (state + history) + records) * layers
+    check(abs(case["bytes"] - model) < 1, f"{case['name']}: {case['bytes']} bytes, {model} by the shapes")
+    check(what in ("fork", "export", "flush") or case["records"] == "0", f"{case['name']}: an import with records")
+    for key in ("us", "of_copy", "of_same_copy", "copy_bytes_per_second"):
+        check_summary(f"{case['name']} {key}", case[key])
+
+
+def check_conv(case):
+    """A layer of the convolution: inputs, outputs, weights and what must move of the ring."""
+    channels, columns, B, T = (case[name] for name in ("channels", "columns", "batch", "tokens"))
+    moved = columns + 1 if columns == case["width"] - 1 else 2 * columns
+    model = ELEMENT[case["io"]] * channels * (B * (2 * T + moved) + case["width"])
+    check(case["bytes"] == model, f"{case['name']}: {case['bytes']} bytes, {model} by the shapes")
+    check(T == 1 or columns >= case["width"] + T - 1, f"{case['name']}: {columns} columns for windows of {T}")
+    check(case["goal_us"] > 5, f"{case['name']}: goal {case['goal_us']}")
+    for key in ("us", "over_goal", "copy_bytes_per_second"):
+        check_summary(f"{case['name']} {key}", case[key])
+
+
+def check_operations(report):
+    for part, judge in (("slots", check_slots), ("conv", check_conv)):
+        for case in report.get(part, []):
+            judge(case)
+        if part in report:
+            check(len(report[part]) > 0, f"no cases of {part}")
+            check(len({case["name"] for case in report[part]}) == len(report[part]), f"{part}: two cases of one name")
+            print(f"{part}: {len(report[part])} cases")
+
+
 def report_of(arguments):
     """The benchmark's report, None when it did not run."""
     if len(arguments) == 1:
         with open(arguments[0], encoding="utf-8") as file:
             return json.load(file)
     bench, plugin, *options = arguments
+    for option in {"--slots", "--conv"} & {*options}:
+        check(subprocess.run([bench, option], stderr=subprocess.PIPE, check=False).returncode == 64, f"{option} without --device cuda")
     run = subprocess.run([bench, "--plugin", plugin, "--json", *options], stdout=subprocess.PIPE, check=False)
     check(run.returncode == 0, f"exit code {run.returncode}")
     return json.loads(run.stdout) if run.returncode == 0 else None
@@ -98,8 +138,9 @@ def report_of(arguments):
 def main():
     report = report_of(sys.argv[1:])
     if report is not None:
-        check(len(report["cases"]) > 0, "no cases")
-        for case in report["cases"]:
+        check_operations(report)
+        check(len(report.get("cases", [])) > 0 or "slots" in report or "conv" in report, "no cases")
+        for case in report.get("cases", []):
             check_case(case)
     print(f"{passed} passed, {failed} failed")
     return failed > 0
