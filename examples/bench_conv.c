@@ -370,6 +370,7 @@ int bench_conv(gpu_bench *b, conv_report *out)
     out->cases = calloc((size_t)out->most, sizeof *out->cases);
     if (out->cases == NULL)
         return host_refuse(&b->common->base, "out of memory");
+    fprintf(b->text, "rows' slots ascend, one beside the other; neighbours are at different places in their rings\n");
     fprintf(b->text, "%-28s %7s %11s %8s %13s %8s %-6s %6s %s\n", "convolution", "passes", "bytes", "us", "(p10-p90)",
             "goal", "", "copy", "kernel");
     int code = EXIT_OK;

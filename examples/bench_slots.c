@@ -481,6 +481,10 @@ int bench_slots(gpu_bench *b, slots_report *out)
     out->cases = calloc((size_t)out->most, sizeof *out->cases);
     if (out->cases == NULL)
         return host_refuse(&b->common->base, "out of memory");
+    fprintf(b->text,
+            "%d calls a graph, %d layers, slots in order; parts of the bandwidth of a large copy, of copies of as many "
+            "bytes\n",
+            CALLS, LAYERS);
     fprintf(b->text, "%-46s %4s %8s %9s %13s %6s %7s %7s %6s\n", "slots", "n", "MB", "us", "(p10-p90)", "GB/s",
             "of copy", "of same", "copy");
     int code = EXIT_OK;
