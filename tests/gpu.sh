@@ -159,6 +159,12 @@ part_bench() {
     # shellcheck disable=SC2016
     one bench sh -c '"$0" --device cuda --seconds 430 --json $RSSM_BENCH > "$1"' "$build/examples/replayssm-bench" "$logs/bench.json"
     one bench-check python3 tests/bench/check.py "$logs/bench.json"
+    local what
+    for what in slots conv; do # 20 s or less each
+        # shellcheck disable=SC2016
+        one bench-$what sh -c '"$0" --device cuda --$2 --json > "$1"' "$build/examples/replayssm-bench" "$logs/bench-$what.json" "$what"
+        one bench-check-$what python3 tests/bench/check.py "$logs/bench-$what.json"
+    done
 }
 
 # The judge with CUDA instances; its cases' memory is registered with the driver (tests/conform/device.c). $RSSM_JUDGE takes
