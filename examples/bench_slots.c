@@ -234,7 +234,7 @@ static int check_faults(bed *r)
 static int measure(work *w, timed *op, timed *same, slots_outcome *out)
 {
     bed *r = w->r;
-    double us[OPS_ROUNDS], copy[OPS_ROUNDS], of_copy[OPS_ROUNDS], of_same[OPS_ROUNDS], same_us = 0.0;
+    double us[OPS_ROUNDS] = {0}, copy[OPS_ROUNDS] = {0}, of_copy[OPS_ROUNDS], of_same[OPS_ROUNDS], same_us = 0.0;
     const double same_bytes = 2.0 * (double)w->copy_half;
     int code = EXIT_OK;
     for (int i = -1; i < OPS_ROUNDS && code == EXIT_OK; i++) { /* the first to warm up */

@@ -9,7 +9,7 @@ int plan_file_open(plan_file *file, const char *path)
 {
     struct stat about;
     *file = (plan_file){.path = path};
-    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode)) {
+    if (lstat(path, &about) == 0 && !S_ISREG(about.st_mode)) { /* a link too: /dev/stdout is one, and shall stay */
         file->out = fopen(path, "w");
         return file->out != NULL ? 0 : -1;
     }

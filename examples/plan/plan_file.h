@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-/* Written under a name beside `path`, which it takes at the end. What is there but no regular file (a pipe, a terminal) is
+/* Written under a name beside `path`, which it takes at the end. What is there but no regular file (a link, a pipe, a terminal) is
  * written directly. */
 typedef struct plan_file {
     FILE *out;

@@ -242,6 +242,11 @@ def check_writes(config, folder):
     done = run(config, "--html", target)
     check(done.returncode == 0 and os.listdir(inside) == ["page.html"], "a page replaces a page")
     check(pathlib.Path(target).read_text().endswith("</html>\n"), "and is whole")
+    link, behind = os.path.join(inside, "link.html"), os.path.join(inside, "behind.html")
+    os.symlink("behind.html", link)
+    for _ in range(2):  # made, then written anew
+        check(run(config, "--html", link).returncode == 0 and os.path.islink(link), "a link stays")
+        check(pathlib.Path(behind).read_text().endswith("</html>\n"), "a page behind a link")
     piped = run(config, "--html", "/dev/stdout")
     check(piped.returncode == 0 and b"</html>\n" in piped.stdout, "a page into a pipe")
     for bad in ("0", "-1", "x", "/s", "4.8TB/h", "4.8XB/s", "1e400", "nan", "9" * 80):
