@@ -177,12 +177,7 @@ static int open_pool(bed *r)
     r->slab = r->g->dev->alloc(r->g->dev, h->layout.slab_bytes);
     if (r->slab == NULL)
         return host_refuse(h, "no device memory for a pool of %lld bytes", (long long)h->layout.slab_bytes);
-    const rssm_pool_args pool = {
-        .struct_size = sizeof pool, .slab = r->slab, .slab_bytes = (uint64_t)h->layout.slab_bytes};
-    const rssm_reset_args reset = {.struct_size = sizeof reset, .stream = r->g->stream};
-    int code = host_check(h, h->api->pool_create(h->plugin, &pool, &h->error), "pool_create");
-    if (code == EXIT_OK)
-        code = host_check(h, h->api->reset(h->plugin, &reset, &h->error), "reset");
+    int code = host_pool(h, r->slab, r->g->stream);
     for (int32_t layer = 0; layer < LAYERS && code == EXIT_OK; layer++)
         code = host_check(h, h->api->pool_tensors(h->plugin, layer, r->roles[layer], RSSM_T_COUNT, &h->error),
                           "pool_tensors");
@@ -345,7 +340,7 @@ static int run_case(gpu_bench *b, const struct conv_shape *s, int64_t batch, con
                           .passes = r.passes,
                           .bytes = layer_bytes(&r)};
     snprintf(out->name, sizeof out->name, "conv-%s-%" PRId64 "-c%" PRId64 "-T%" PRId64 "-b%" PRId64,
-             s->io == RSSM_DTYPE_FLOAT32 ? "fp32" : "bf16", s->channels, out->columns, s->tokens, batch);
+             bench_gpu_type(s->io), s->channels, out->columns, s->tokens, batch);
     if (!bench_gpu_matches(b->common->o->filter, out->name))
         return EXIT_OK;
     if (stats_seconds() > b->deadline) {
@@ -366,8 +361,7 @@ static int run_case(gpu_bench *b, const struct conv_shape *s, int64_t batch, con
 int bench_conv(gpu_bench *b, conv_report *out)
 {
     const option_list *batches = b->common->o->batch.count > 0 ? &b->common->o->batch : &default_batches;
-    *out = (conv_report){.most = NUM_SHAPES * batches->count};
-    out->cases = calloc((size_t)out->most, sizeof *out->cases);
+    *out = (conv_report){.cases = calloc((size_t)(NUM_SHAPES * batches->count), sizeof *out->cases)};
     if (out->cases == NULL)
         return host_refuse(&b->common->base, "out of memory");
     fprintf(b->text, "rows' slots ascend, one beside the other; neighbours are at different places in their rings\n");

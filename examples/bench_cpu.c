@@ -106,13 +106,6 @@ static void instance_close(instance *it)
     *it = (instance){.slab = NULL};
 }
 
-static int reset_all(instance *it)
-{
-    host *h = &it->host;
-    rssm_reset_args args = {.struct_size = sizeof args};
-    return host_check(h, h->api->reset(h->plugin, &args, &h->error), "reset");
-}
-
 static int instance_open(cpu_bench *b, const instance_want *want, instance *it)
 {
     int code = instance_init(b, want, it);
@@ -125,10 +118,7 @@ static int instance_open(cpu_bench *b, const instance_want *want, instance *it)
     it->slab = big_alloc(it->slab_bytes);
     if (it->slab == NULL)
         return host_refuse(h, "no memory for a pool of %" PRId64 " bytes", it->slab_bytes);
-    rssm_pool_args pool = {.struct_size = sizeof pool, .slab = it->slab, .slab_bytes = (uint64_t)it->slab_bytes};
-    code = host_check(h, h->api->pool_create(h->plugin, &pool, &h->error), "pool_create");
-    if (code == EXIT_OK)
-        code = reset_all(it);
+    code = host_pool(h, it->slab, NULL);
     if (code == EXIT_OK)
         code = workload_create(&it->load, h, &b->common->dev, want->batch, dtype_find(h->model.io_dtype), 1);
     if (code == EXIT_OK && workload_inputs(&it->load, 0, 0) != 0)
@@ -286,7 +276,7 @@ static int worst_over_median(cpu_bench *b, instance *it, double *ratio)
 {
     const int64_t L = it->host.model.ring_length;
     double steps[64], windows[64][WINDOWS], ignored = 0.0;
-    int code = reset_all(it);
+    int code = host_reset(&it->host, NULL);
     if (code == EXIT_OK)
         code = run_passes(it, 2 * L, &ignored);
     for (int64_t window = 0; window < b->windows; window++)

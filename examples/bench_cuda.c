@@ -26,13 +26,24 @@ enum { NUM_STATES = sizeof states / sizeof states[0] };
 static const option_list default_batches = {11, {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}};
 static const option_list default_together = {3, {32, 128, 512}};
 
+const char *bench_gpu_type(int32_t dtype)
+{
+    static const char *const names[] = {"", "fp32", "bf16", "fp16"};
+    return names[dtype];
+}
+
+const char *bench_gpu_family(const gpu_shape *shape)
+{
+    static const char *const names[] = {"", "kda", "gdn", "mamba2"};
+    return names[shape->family];
+}
+
 static void name_case(const gpu_case *c, char *name, size_t size)
 {
-    static const char *const short_names[] = {"", "fp32", "bf16", "fp16"};
     char window[16] = "";
     if (c->tokens > 1)
         snprintf(window, sizeof window, "-T%d", (int)c->tokens);
-    snprintf(name, size, "%s-%s-b%" PRId64 "%s", c->shape->name, short_names[c->state], c->batch, window);
+    snprintf(name, size, "%s-%s-b%" PRId64 "%s", c->shape->name, bench_gpu_type(c->state), c->batch, window);
 }
 
 /* Whether one of the filter's parts, which commas separate, is in the name. A part that ends in a digit must end there. */

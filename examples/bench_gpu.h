@@ -71,6 +71,8 @@ typedef enum fate { FATE_DONE, FATE_NO_ROOM, FATE_MISSING } fate;
 int bench_gpu_case(gpu_bench *b, gpu_outcome *out, fate *how); /* out->what says which */
 
 /* The table for people, line by line, and the report for programs. */
+const char *bench_gpu_type(int32_t dtype); /* RSSM_DTYPE_* as names of cases have it */
+const char *bench_gpu_family(const gpu_shape *shape);
 void bench_gpu_print_head(const gpu_bench *b);
 void bench_gpu_print_case(const gpu_bench *b, const gpu_outcome *c);
 void bench_gpu_print_bars(const gpu_bench *b);

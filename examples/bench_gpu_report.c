@@ -120,11 +120,10 @@ static void json_steps(json *out, const gpu_outcome *c)
 
 static void json_case(json *out, const gpu_outcome *c)
 {
-    static const char *const families[] = {"", "kda", "gdn", "mamba2"};
     json_object(out, NULL);
     json_string(out, "name", c->name);
     json_string(out, "shape", c->what.shape->name);
-    json_string(out, "family", families[c->what.shape->family]);
+    json_string(out, "family", bench_gpu_family(c->what.shape));
     json_string(out, "state", dtype_find(c->state)->name);
     json_string(out, "io", dtype_find(c->io)->name);
     json_string(out, "ring", dtype_find(c->ring_dtype)->name);

@@ -45,7 +45,7 @@ typedef struct slots_outcome {
 
 typedef struct slots_report {
     slots_outcome *cases;
-    int64_t count, most;
+    int64_t count;
 } slots_report;
 
 int bench_slots(gpu_bench *b, slots_report *out); /* free(out->cases) whatever it returns */
@@ -67,7 +67,7 @@ typedef struct conv_outcome {
 
 typedef struct conv_report {
     conv_outcome *cases;
-    int64_t count, most;
+    int64_t count;
 } conv_report;
 
 int bench_conv(gpu_bench *b, conv_report *out); /* free(out->cases) whatever it returns */

@@ -307,22 +307,13 @@ static int open_instance(run *r)
     return host_init(&r->host, &init);
 }
 
-int run_reset(run *r)
-{
-    host *h = &r->host;
-    rssm_reset_args args = {.struct_size = sizeof args, .stream = r->g->stream};
-    return host_check(h, h->api->reset(h->plugin, &args, &h->error), "reset");
-}
-
 static int open_pool(run *r)
 {
     host *h = &r->host;
     r->slab = r->g->dev->alloc(r->g->dev, h->layout.slab_bytes);
     if (r->slab == NULL)
         return host_refuse(h, "no device memory for a pool of %lld bytes", (long long)h->layout.slab_bytes);
-    rssm_pool_args pool = {.struct_size = sizeof pool, .slab = r->slab, .slab_bytes = (uint64_t)h->layout.slab_bytes};
-    int code = host_check(h, h->api->pool_create(h->plugin, &pool, &h->error), "pool_create");
-    return code == EXIT_OK ? run_reset(r) : code;
+    return host_pool(h, r->slab, r->g->stream);
 }
 
 static int open_tensors(run *r)

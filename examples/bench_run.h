@@ -69,7 +69,6 @@ typedef struct run_times {
 int run_sample(run *r, run_times *out); /* begin, steps, end */
 int run_whole(run *r, double *seconds);
 int run_window(run *r, double *seconds); /* of want.windows: [ring_length] */
-int run_reset(run *r);                   /* all slots fresh */
 
 /* Modelled bytes of one layer and pass. */
 int64_t run_layer_bytes(const run *r);

@@ -231,32 +231,37 @@ static int check_faults(bed *r)
     return code;
 }
 
-static int measure(work *w, timed *op, timed *same, slots_outcome *out)
+/* Large copies, copies of as many bytes, the operation. */
+static int one_round(work *w, timed *op, timed *same, double *copy, double *same_us, double *us)
 {
     bed *r = w->r;
-    double us[OPS_ROUNDS] = {0}, copy[OPS_ROUNDS] = {0}, of_copy[OPS_ROUNDS], of_same[OPS_ROUNDS], same_us = 0.0;
-    const double same_bytes = 2.0 * (double)w->copy_half;
-    int code = EXIT_OK;
-    for (int i = -1; i < OPS_ROUNDS && code == EXIT_OK; i++) { /* the first to warm up */
-        const int at = i < 0 ? 0 : i;
-        code = set_cursors(r, w->kind->records);
-        if (code == EXIT_OK)
-            code = gpu_copy_bandwidth(r->g, &copy[at]);
-        if (code == EXIT_OK)
-            code = timed_sample(same, &same_us);
-        if (code == EXIT_OK)
-            code = timed_sample(op, &us[at]);
-        const double per_second = 1e6 * out->bytes / us[at];
-        of_copy[at] = per_second / copy[at];
-        of_same[at] = per_second / (1e6 * same_bytes / same_us);
-    }
+    int code = set_cursors(r, w->kind->records);
+    if (code == EXIT_OK)
+        code = gpu_copy_bandwidth(r->g, copy);
+    if (code == EXIT_OK)
+        code = timed_sample(same, same_us);
+    return code == EXIT_OK ? timed_sample(op, us) : code;
+}
+
+static int measure(work *w, timed *op, timed *same, slots_outcome *out)
+{
+    double us[OPS_ROUNDS], copy[OPS_ROUNDS], of_copy[OPS_ROUNDS], of_same[OPS_ROUNDS], same_us;
+    int code = one_round(w, op, same, &copy[0], &same_us, &us[0]); /* to warm up */
     if (code != EXIT_OK)
         return code;
+    for (int i = 0; i < OPS_ROUNDS; i++) {
+        code = one_round(w, op, same, &copy[i], &same_us, &us[i]);
+        if (code != EXIT_OK)
+            return code;
+        const double per_second = 1e6 * out->bytes / us[i];
+        of_copy[i] = per_second / copy[i];
+        of_same[i] = per_second * same_us / (2e6 * (double)w->copy_half);
+    }
     out->us = stats_summary(us, OPS_ROUNDS);
     out->copy = stats_summary(copy, OPS_ROUNDS);
     out->of_copy = stats_summary(of_copy, OPS_ROUNDS);
     out->of_same = stats_summary(of_same, OPS_ROUNDS);
-    return check_faults(r);
+    return check_faults(w->r);
 }
 
 static int below_bar(const slots_outcome *c)
@@ -274,7 +279,6 @@ static void print_case(const gpu_bench *b, const slots_outcome *c)
 
 static int run_case(bed *r, const struct kind *kind, int64_t n, slots_report *report)
 {
-    static const char *const short_names[] = {"", "fp32", "bf16", "fp16"};
     slots_outcome *out = &report->cases[report->count];
     *out = (slots_outcome){.shape = r->shape,
                            .state = r->host.model.state_dtype,
@@ -283,7 +287,8 @@ static int run_case(bed *r, const struct kind *kind, int64_t n, slots_report *re
                            .records = pending_names[kind->records],
                            .slots = n,
                            .bytes = moved_bytes(r, kind, n)};
-    snprintf(out->name, sizeof out->name, "%s-%s-%s-n%" PRId64, r->shape->name, short_names[out->state], kind->name, n);
+    snprintf(out->name, sizeof out->name, "%s-%s-%s-n%" PRId64, r->shape->name, bench_gpu_type(out->state), kind->name,
+             n);
     if (!bench_gpu_matches(r->b->common->o->filter, out->name))
         return EXIT_OK;
     if (stats_seconds() > r->b->deadline) {
@@ -393,12 +398,7 @@ static int decode_tokens(bed *r)
 static int fill_slots(bed *r)
 {
     host *h = &r->host;
-    const rssm_pool_args pool = {
-        .struct_size = sizeof pool, .slab = r->slab, .slab_bytes = (uint64_t)h->layout.slab_bytes};
-    const rssm_reset_args reset = {.struct_size = sizeof reset};
-    int code = host_check(h, h->api->pool_create(h->plugin, &pool, &h->error), "pool_create");
-    if (code == EXIT_OK)
-        code = host_check(h, h->api->reset(h->plugin, &reset, &h->error), "reset");
+    int code = host_pool(h, r->slab, NULL);
     if (code == EXIT_OK)
         code = workload_create(&r->load, h, r->g->dev, CHUNK, dtype_find(h->model.io_dtype), 1);
     return code == EXIT_OK ? decode_tokens(r) : code;
@@ -477,8 +477,7 @@ static void print_bar(const gpu_bench *b, const slots_report *report)
 
 int bench_slots(gpu_bench *b, slots_report *out)
 {
-    *out = (slots_report){.most = NUM_SHAPES * NUM_STATES * SIZES * NUM_KINDS};
-    out->cases = calloc((size_t)out->most, sizeof *out->cases);
+    *out = (slots_report){.cases = calloc(NUM_SHAPES * NUM_STATES * SIZES * NUM_KINDS, sizeof *out->cases)};
     if (out->cases == NULL)
         return host_refuse(&b->common->base, "out of memory");
     fprintf(b->text,
@@ -500,11 +499,10 @@ int bench_slots(gpu_bench *b, slots_report *out)
 static void json_case(json *out, const slots_outcome *c)
 {
     static const char *const operations[] = {"fork", "export", "import", "flush"};
-    static const char *const families[] = {"", "kda", "gdn", "mamba2"};
     json_object(out, NULL);
     json_string(out, "name", c->name);
     json_string(out, "shape", c->shape->name);
-    json_string(out, "family", families[c->shape->family]);
+    json_string(out, "family", bench_gpu_family(c->shape));
     json_string(out, "state", dtype_find(c->state)->name);
     bench_json_heads(out, c->shape->heads);
     json_string(out, "operation", operations[c->operation]);

@@ -113,6 +113,20 @@ int host_ready(host *h)
     return code;
 }
 
+int host_reset(host *h, void *stream)
+{
+    const rssm_reset_args args = {.struct_size = sizeof args, .stream = stream};
+    return host_check(h, h->api->reset(h->plugin, &args, &h->error), "reset");
+}
+
+int host_pool(host *h, void *slab, void *stream)
+{
+    const rssm_pool_args args = {
+        .struct_size = sizeof args, .slab = slab, .slab_bytes = (uint64_t)h->layout.slab_bytes};
+    int code = host_check(h, h->api->pool_create(h->plugin, &args, &h->error), "pool_create");
+    return code == EXIT_OK ? host_reset(h, stream) : code;
+}
+
 void host_close(host *h)
 {
     if (h->plugin != NULL)

@@ -21,6 +21,8 @@ typedef struct host {
 int host_load(host *h, const char *plugin_path);    /* NULL: $REPLAYSSM_PLUGIN, else the one beside the program */
 int host_init(host *h, const rssm_init_args *args); /* and fills h->model and h->layout */
 int host_ready(host *h);                            /* prepare, and a pool of the plugin's own */
+int host_reset(host *h, void *stream);              /* every slot fresh */
+int host_pool(host *h, void *slab, void *stream);   /* a pool in layout.slab_bytes at slab, and host_reset */
 /* `status` of the last call; on failure prints the plugin's message after `what`. */
 int host_check(host *h, rssm_status status, const char *what);
 /* Prints and returns EXIT_REFUSED. */

@@ -172,10 +172,10 @@ const char *rssm_cuda_take_kernel(const rssm_backend_options *o)
     const int32_t form = o->ring_dtype != RSSM_CUDA_DTYPE_bf16 ? RSSM_CUDA_FORM_any_ring
                          : o->family == RSSM_FAMILY_KDA        ? RSSM_CUDA_FORM_kda_bf16
                                                                : RSSM_CUDA_FORM_scalar_bf16;
-    size_t i = sizeof kernels / sizeof kernels[0] - 1;
-    while (i > 0 && (kernels[i].state_dtype != o->state_dtype || kernels[i].form != form))
-        i--;
-    return kernels[i].name;
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
+        if (kernels[i].state_dtype == o->state_dtype && kernels[i].form == form)
+            return kernels[i].name;
+    return NULL; /* a type of state that is in no family: the driver refuses it */
 }
 
 /* What slots_tile.cuh is made for. Imports of float32 states in [V, K] are faster without it: nothing to fold or turn. */
