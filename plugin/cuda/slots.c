@@ -209,6 +209,21 @@ static int64_t cut_any(const rssm_cuda *cuda, int64_t channels, rssm_cuda_states
     return args->state_blocks + rssm_cuda_parts(channels, RSSM_CUDA_HISTORY);
 }
 
+/* Whether blocks of a tile kernel can have all of their part of the history at once, 16-bit elements that stay as they are. */
+static int32_t has_early_history(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io, int32_t channels)
+{
+    const rssm_pool *pool = &cuda->pool;
+    if (op->is_import || channels == 0 || channels > RSSM_CUDA_EARLY_CHANNELS * RSSM_CUDA_TILE_THREADS ||
+        pool->conv_width - 1 > RSSM_CUDA_EARLY_COLUMNS || pool->conv_len < pool->conv_width - 1)
+        return 0;
+    for (int32_t i = 0; i < pool->num_layers; i++) {
+        const rssm_pooled *conv = &pool->layers[i].conv;
+        if (!conv->data || size_of(conv->dtype) != 2 || (io->layers[i].conv && io->layers[i].conv_dtype != conv->dtype))
+            return 0;
+    }
+    return 1;
+}
+
 static int64_t cut_tiles(const rssm_cuda *cuda, const operation *op, const rssm_state_io *io, int64_t channels,
                          rssm_cuda_states *args)
 {
@@ -222,6 +237,7 @@ static int64_t cut_tiles(const rssm_cuda *cuda, const operation *op, const rssm_
         (int32_t)(pool->HV / heads * args->group_tiles * rssm_cuda_parts(pool->K, RSSM_CUDA_STATE_CHANNELS));
     args->run = 1;
     args->history = (int32_t)rssm_cuda_parts(channels, args->state_tiles);
+    args->early_history = has_early_history(cuda, op, io, args->history);
     return args->state_blocks = args->state_tiles;
 }
 

@@ -13,7 +13,9 @@ enum {
     RSSM_CUDA_SLOT_THREADS = 256,
     RSSM_CUDA_TILE_THREADS = 128, /* of slots_tile.cuh                                                     */
     RSSM_CUDA_TILE_ROWS = 64,     /* that its blocks take at once; twice as many where elements are halves */
-    RSSM_CUDA_TILE_RECORDS = 16   /* its longest ring                                                      */
+    RSSM_CUDA_EARLY_CHANNELS = 3, /* of a history, per thread: loaded beside the state                     */
+    RSSM_CUDA_EARLY_COLUMNS = 3,
+    RSSM_CUDA_TILE_RECORDS = 16 /* its longest ring                                                      */
 };
 
 /* What a ring holds: bfloat16 records with one gate a head or KDA's, or others. */
@@ -68,7 +70,8 @@ typedef struct rssm_cuda_states {
     /* For slots_tile.cuh: */
     int32_t state_dtype, record_dtype; /* types of the pool                                       */
     int32_t group_heads, group_tiles;  /* value heads that share keys; tiles down their rows      */
-    int32_t in_place, pad_;            /* a flush                                                 */
+    int32_t in_place;                  /* a flush                                                 */
+    int32_t early_history;             /* RSSM_CUDA_EARLY_*: histories fit, bits stay as they are */
     rssm_state_layer layer[RSSM_CUDA_STATE_LAYERS];
 } rssm_cuda_states;
 

@@ -87,13 +87,12 @@ struct raw_records {
 
 template <class F> DEVICE void load_records(const slot_ring &r, const pass_rows &p, raw_records *raw)
 {
-    const int lane = threadIdx.x & 31, g = lane / 4, t = lane % 4, dtype = F::EXACT ? BF16 : r.dtype;
-    const int size = is_half_width(dtype) ? 2 : 4;
+    const int t = threadIdx.x & 3, dtype = F::EXACT ? BF16 : r.dtype, size = is_half_width(dtype) ? 2 : 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int j = 4 * t + i;
         const bool there = p.here && j < r.count;
-        raw->d[i] = ask_pair(record_at(r, r.d, p.hv, r.V, size, j, p.v + 2 * g), dtype, there);
+        raw->d[i] = ask_pair(record_at(r, r.d, p.hv, r.V, size, j, p.v), dtype, there);
         if (!has_kda_gates<F>(r.family))
             raw->gate[i] = __uint_as_float(ask_word(record_at(r, r.g, p.hv, 1, 4, j, 0), there));
     }

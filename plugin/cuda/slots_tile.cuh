@@ -1,4 +1,4 @@
-/* Exports, flushes and imports in [V, K], as fast as their bytes move: K a multiple of 32, V one of 16, all tensors at 16-byte
+/* Exports, flushes and imports as fast as their bytes move: K a multiple of 32, V one of 16, all tensors at 16-byte
  * boundaries, rings of up to 16 records. slots.cu has the kernels for all else.
  *
  * A block of four warps takes a tile of a slot's state: 128 channels of 64 (float32) or 128 (16 bits) rows that share their
@@ -9,8 +9,8 @@
  * bfloat16; gates multiply d (one gate a head) or k (KDA), which then needs three terms (1.4e-7); rings of other types take
  * three for both, and the six products that count.
  *
- * Lane = (g, t) = (lane / 4, lane % 4) has rows 2g and 2g + 1 of its warp's 16 and records 4t .. 4t + 3; of each row it has every
- * fourth 16-byte piece. The order of channels among the columns of a product, and of records within it, is such that its sums
+ * Lane = (g, t) = (lane / 4, lane % 4) has two neighbouring rows of its warp's 16 (find_rows() and take_rows() say which) and records
+ * 4t .. 4t + 3; of each row it has every fourth 16-byte piece. The order of channels among the columns of a product, and of records within it, is such that its sums
  * come out where the pieces are. Records from count on are never loaded and count as zeros.
  */
 #include "mma.cuh"
@@ -53,7 +53,7 @@ struct block_tile {
     int group, row, k0, channels;
 };
 
-/* A warp's rows of a pass: 16 of one value head, from v on. */
+/* A lane's two rows of a pass: v and v + 1 of value head hv. */
 struct pass_rows {
     int hv, v;
     bool here;
@@ -87,9 +87,18 @@ DEVICE pass_rows find_row(const rssm_cuda_states &a, const block_tile &t, int ro
     return {t.group * a.group_heads + head, here ? row - head * a.V : 0, here};
 }
 
+/* Of imports: a pass is 64 rows, of which a warp has 16. */
 DEVICE pass_rows find_rows(const rssm_cuda_states &a, const block_tile &t, int pass)
 {
-    return find_row(a, t, t.row + pass * PASS_ROWS + (int)threadIdx.x / 32 * 16);
+    return find_row(a, t, t.row + pass * PASS_ROWS + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4 * 2);
+}
+
+/* Of exports: a lane's rows of all passes are neighbours, so that in [K, V] eight lanes fill 64 bytes. */
+template <class ST> DEVICE pass_rows take_rows(const rssm_cuda_states &a, const block_tile &t, int pass)
+{
+    constexpr int PASSES = tile_form<ST>::PASSES;
+    return find_row(a, t,
+                    t.row + (int)threadIdx.x / 32 * 16 * PASSES + ((int)threadIdx.x % 32 / 4 * PASSES + pass) * 2);
 }
 
 /* ---- loads ------------------------------------------------------------------------------------------------------ */
@@ -188,7 +197,7 @@ DEVICE slot_cursor ask_cursor(const rssm_cuda_slots &p, int64_t slot, bool go)
 
 /* ---- states ----------------------------------------------------------------------------------------------------- */
 
-/* A lane's pieces of one pass: rows 2g and 2g + 1. */
+/* A lane's pieces of one pass: its two rows. */
 template <class ST> struct pass_pieces {
     uint4 row[2][tile_form<ST>::PIECES];
 };
@@ -202,7 +211,7 @@ template <class ST> DEVICE int piece_channel(int q)
 /* Where the lane's first row of a pass begins in [HV, V, K], in elements. */
 DEVICE int64_t lane_row(const rssm_cuda_states &a, const pass_rows &p)
 {
-    return ((int64_t)p.hv * a.V + p.v + (threadIdx.x & 31) / 4 * 2) * a.K;
+    return ((int64_t)p.hv * a.V + p.v) * a.K;
 }
 
 /* Row i of the lane's two. */
@@ -228,7 +237,7 @@ template <class ST> DEVICE void widen_eight(const uint4 *piece, float *x, ST st)
     widen_chunk(piece[0], x, st);
 }
 
-/* Eight channels each of rows 2g and 2g + 1, of the 32 from ch on: times their decay, and the records on top. */
+/* Eight channels each of the lane's two rows, of the 32 from ch on: times their decay, and the records on top. */
 template <class ST, class F>
 DEVICE void add_records(const rssm_cuda_states &a, const left_operand<F> &left, const tile_memory *sh, int ch,
                         float y[2][8])
@@ -302,25 +311,25 @@ template <int CHUNK> DEVICE int turned_at(int k, int v)
     return (v / 4 ^ k / CHUNK % 4 * 2) * 4 + v % 4;
 }
 
-/* Two neighbours, from row 2g and row 2g + 1, to [.., K, V]; for one channel the eight lanes g fill whole sectors. */
-DEVICE void store_pair(unsigned char *at, float x, float y, bool *, f32_state)
+/* The lane's neighbouring rows of a channel to [.., K, V]: for one channel eight lanes fill whole sectors. */
+DEVICE void store_rows_of(unsigned char *at, const float (&x)[2], bool *, f32_state)
 {
-    __stcs((float2 *)at, make_float2(x, y));
+    __stcs((float2 *)at, make_float2(x[0], x[1]));
 }
 
-template <class DT> DEVICE void store_pair(unsigned char *at, float x, float y, bool *hit, DT dt)
+DEVICE void store_rows_of(unsigned char *at, const float (&x)[4], bool *, f32_state)
 {
-    float pair[2] = {x, y};
-    __stcs((uint32_t *)at, narrow_two(pair, hit, dt));
+    __stcs((float4 *)at, make_float4(x[0], x[1], x[2], x[3]));
 }
 
-/* Eight channels of rows 2g and 2g + 1; line: bytes from one channel to the next. */
-template <class ST, class DT>
-DEVICE void store_turned(unsigned char *at, int64_t line, const float *x, const float *y, bool *hit, DT dt)
+template <class DT> DEVICE void store_rows_of(unsigned char *at, const float (&x)[2], bool *hit, DT dt)
 {
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-        store_pair(at + (ST::CHUNK == 8 ? n : n % 4 + n / 4 * 16) * line, x[n], y[n], hit, dt);
+    __stcs((uint32_t *)at, narrow_two(x, hit, dt));
+}
+
+template <class DT> DEVICE void store_rows_of(unsigned char *at, const float (&x)[4], bool *hit, DT dt)
+{
+    __stcs((uint2 *)at, make_uint2(narrow_two(x, hit, dt), narrow_two(x + 2, hit, dt)));
 }
 
 /* Where a lane's first channel of a pass goes; a row of it is K elements. */
@@ -335,26 +344,36 @@ template <class DT, class ST>
 DEVICE unsigned char *lane_column(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p)
 {
     const int64_t k = (int64_t)p.hv * a.K + t.k0 + piece_channel<ST>(0);
-    return to.data + (k * a.V + p.v + (threadIdx.x & 31) / 4 * 2) * DT::BYTES;
+    return to.data + (k * a.V + p.v) * DT::BYTES;
 }
 
-/* A pass's pieces, with the records if there are any, to rows of type DT, or TURN: to columns. */
-template <class ST, class F, class DT, bool TURN, bool FOLD>
+/* Eight channels each of a pass's two rows, of the 32 from n * 32 on, with the records if there are any. */
+template <class ST, class F, bool FOLD>
+DEVICE void form_eight(const rssm_cuda_states &a, const pass_pieces<ST> &x, const left_operand<F> &left,
+                       const tile_memory *sh, int n, float y[2][8])
+{
+    constexpr int PER = tile_form<ST>::PIECES / 4;
+    widen_eight(x.row[0] + n * PER, y[0], ST());
+    widen_eight(x.row[1] + n * PER, y[1], ST());
+    if (FOLD)
+        add_records<ST>(a, left, sh, n * 32, y);
+}
+
+/* A pass's pieces to rows of type DT. The products of a warp need all of its lanes: so those without rows only store nothing. */
+template <class ST, class F, class DT, bool FOLD>
 DEVICE void finish_pass(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p,
                         const pass_pieces<ST> &x, const left_operand<F> &left, const tile_memory *sh, bool *hit)
 {
     constexpr int APART = ST::CHUNK == 8 ? 4 : 16, PER = tile_form<ST>::PIECES / 4;
-    constexpr bool SAME = (int)ST::DTYPE == (int)DT::DTYPE && !TURN;
-    const int64_t line = (int64_t)(TURN ? a.V : 1) * DT::BYTES; /* from one channel to the next */
-    unsigned char *const first = TURN ? lane_column<DT, ST>(a, to, t, p) : lane_start<DT, ST>(a, to, t, p),
-                         *const second = first + a.K * DT::BYTES;
-    if (!p.here)
-        return;
+    constexpr bool SAME = (int)ST::DTYPE == (int)DT::DTYPE;
+    unsigned char *const first = lane_start<DT, ST>(a, to, t, p), *const second = first + a.K * DT::BYTES;
 #pragma unroll
     for (int n = 0; n < TILE_CHANNELS / 32; ++n) {
         if (n * 32 >= t.channels)
             break;
         if constexpr (SAME && !FOLD) { /* bits as they are */
+            if (!p.here)
+                break;
 #pragma unroll
             for (int q = n * PER; q < (n + 1) * PER; ++q) {
                 __stcs((uint4 *)(first + q * 64), x.row[0][q]);
@@ -362,17 +381,54 @@ DEVICE void finish_pass(const rssm_cuda_states &a, const matrix &to, const block
             }
         } else {
             float y[2][8];
-            widen_eight(x.row[0] + n * PER, y[0], ST());
-            widen_eight(x.row[1] + n * PER, y[1], ST());
-            if (FOLD)
-                add_records<ST>(a, left, sh, n * 32, y);
-            if constexpr (TURN) {
-                store_turned<ST>(first + n * 32 * line, line, y[0], y[1], hit, DT());
-            } else {
-                store_eight<APART>(first + n * 32 * line, y[0], hit, DT());
-                store_eight<APART>(second + n * 32 * line, y[1], hit, DT());
+            form_eight<ST, F, FOLD>(a, x, left, sh, n, y);
+            if (p.here) {
+                store_eight<APART>(first + n * 32 * DT::BYTES, y[0], hit, DT());
+                store_eight<APART>(second + n * 32 * DT::BYTES, y[1], hit, DT());
             }
         }
+    }
+}
+
+/* The same for all passes, to columns: [K, V]. */
+template <class ST, class F, class DT, bool FOLD>
+DEVICE void finish_turned(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
+                          const pass_pieces<ST> *x, const left_operand<F> *left, const tile_memory *sh, bool *hit)
+{
+    constexpr int PASSES = tile_form<ST>::PASSES;
+    const int64_t line = (int64_t)a.V * DT::BYTES; /* from one channel to the next */
+    unsigned char *const first = lane_column<DT, ST>(a, to, t, rows[0]);
+#pragma unroll
+    for (int n = 0; n < TILE_CHANNELS / 32; ++n) {
+        if (n * 32 >= t.channels)
+            break;
+        float y[PASSES][2][8];
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+            form_eight<ST, F, FOLD>(a, x[pass], left[pass], sh, n, y[pass]);
+        if (!rows[0].here)
+            continue;
+#pragma unroll
+        for (int c = 0; c < 8; ++c) {
+            float column[2 * PASSES];
+#pragma unroll
+            for (int i = 0; i < 2 * PASSES; ++i)
+                column[i] = y[i / 2][i % 2][c];
+            store_rows_of(first + (n * 32 + (ST::CHUNK == 8 ? c : c % 4 + c / 4 * 16)) * line, column, hit, DT());
+        }
+    }
+}
+
+template <class ST, class F, class DT, bool TURN, bool FOLD>
+DEVICE void finish_all(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
+                       const pass_pieces<ST> *x, const left_operand<F> *left, const tile_memory *sh, bool *hit)
+{
+    if constexpr (TURN) {
+        finish_turned<ST, F, DT, FOLD>(a, to, t, rows, x, left, sh, hit);
+    } else {
+#pragma unroll
+        for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
+            finish_pass<ST, F, DT, FOLD>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
     }
 }
 
@@ -381,13 +437,10 @@ DEVICE void finish_passes(const rssm_cuda_states &a, const matrix &to, const blo
                           const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, const tile_memory *sh,
                           bool *hit)
 {
-#pragma unroll
-    for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass) {
-        if (fold)
-            finish_pass<ST, F, DT, TURN, true>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
-        else
-            finish_pass<ST, F, DT, TURN, false>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
-    }
+    if (fold)
+        finish_all<ST, F, DT, TURN, true>(a, to, t, rows, x, left, sh, hit);
+    else
+        finish_all<ST, F, DT, TURN, false>(a, to, t, rows, x, left, sh, hit);
 }
 
 /* ---- tiles: out of the pool ------------------------------------------------------------------------------------- */
@@ -446,19 +499,56 @@ DEVICE void hold(const matrix &m)
 #endif
 }
 
-/* Has a part of a slot's history fetched into the L2 cache, while the block waits for its state. */
-DEVICE void announce_history(const rssm_cuda_states &a, int64_t slot, const part &p)
+/* A thread's share of a history, 16 bits each, asked for while the block waits for its state. */
+struct asked_history {
+    uint32_t raw[RSSM_CUDA_EARLY_CHANNELS][RSSM_CUDA_EARLY_COLUMNS];
+};
+
+DEVICE uint32_t ask_half(const void *p, bool go)
 {
 #ifdef __CUDA_ARCH__
-    const history from = pool_history(a, slot, 0);
-    const int size = is_half_width(from.dtype) ? 2 : 4, bytes = (p.end - p.first) * from.columns * size;
-    const unsigned char *const at =
-        (const unsigned char *)from.data + (from.start + (int64_t)p.first * from.columns) * size;
-    if ((int)threadIdx.x * 64 < bytes)
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(at + threadIdx.x * 64));
+    uint32_t x;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t.reg .u16 h;\n\tsetp.ne.s32 p, %2, 0;\n\tmov.b16 h, 0;\n\t@p ld.global.b16 h, [%1];\n\t"
+        "cvt.u32.u16 %0, h;\n\t}"
+        : "=r"(x)
+        : "l"(p), "r"((int)go));
+    return x;
 #else
-    (void)a, (void)slot, (void)p;
+    return go ? *(const uint16_t *)p : 0;
 #endif
+}
+
+/* The last w - 1 columns of the ring, the oldest first. */
+DEVICE void ask_history(const rssm_cuda_states &a, const place &conv, int64_t slot, int turn, asked_history *h)
+{
+    const part mine = part_of(a, blockIdx.x);
+    const int older = a.conv_width - 1, length = a.in.conv_len, ch = mine.first + (int)threadIdx.x;
+    const unsigned char *const at = slot_of(conv, slot, 2) + (int64_t)ch * length * 2;
+#pragma unroll
+    for (int c = 0; c < RSSM_CUDA_EARLY_COLUMNS; ++c) {
+        const int column = turn + length - older + c, wrapped = column >= length ? column - length : column;
+#pragma unroll
+        for (int n = 0; n < RSSM_CUDA_EARLY_CHANNELS; ++n)
+            h->raw[n][c] =
+                ask_half(at + (n * TILE_THREADS * length + wrapped) * 2, c < older && ch + n * TILE_THREADS < mine.end);
+    }
+}
+
+DEVICE void put_history(const rssm_cuda_states &a, int64_t i, const asked_history &h)
+{
+    const part mine = part_of(a, blockIdx.x);
+    const rssm_state_layer &host = a.layer[blockIdx.z];
+    const int older = a.conv_width - 1, ch = mine.first + (int)threadIdx.x;
+    uint16_t *const to = (uint16_t *)host.conv + i * host.conv_row + (int64_t)ch * older;
+    if (!host.conv)
+        return;
+#pragma unroll
+    for (int n = 0; n < RSSM_CUDA_EARLY_CHANNELS; ++n)
+#pragma unroll
+        for (int c = 0; c < RSSM_CUDA_EARLY_COLUMNS; ++c)
+            if (c < older && ch + n * TILE_THREADS < mine.end)
+                to[n * TILE_THREADS * older + c] = (uint16_t)h.raw[n][c];
 }
 
 template <class ST, class F, class DT>
@@ -497,11 +587,12 @@ template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, ti
     const matrix to_host = host_matrix(a, i);
     hold(to_host);
     const pool_places places = ask_places(a.pool + blockIdx.z);
+    const place conv = ask_place(&a.pool[blockIdx.z].conv);
     const block_tile t = find_tile<ST>(a);
     pass_rows rows[PASSES];
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass)
-        rows[pass] = find_rows(a, t, pass);
+        rows[pass] = take_rows<ST>(a, t, pass);
     const int64_t slot = index_of(index);
     const bool here = in_pool(a.in, slot);
     const slot_cursor c = ask_cursor(a.in, slot, here);
@@ -516,16 +607,18 @@ template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, ti
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass)
         load_row<ST>(a, start, t, rows[pass], 1, here, &x[pass]);
-    const bool has_history = a.history > 0 && !a.in_place;
-    if (here && has_history)
-        announce_history(a, slot, part_of(a, blockIdx.x));
     if (!here || !judge_taken(a, i, slot, c))
         return;
+    asked_history history;
+    if (a.early_history)
+        ask_history(a, conv, slot, c.conv, &history);
     left_operand<F> left[PASSES] = {};
     if (r.count > 0)
         take_records<ST, F>(a, r, rows, records, left, sh);
     put_tile<ST, F>(a, a.in_place ? matrix{start, ST::DTYPE, false, 0} : to_host, t, rows, x, r.count > 0, left, sh);
-    if (has_history)
+    if (a.early_history)
+        put_history(a, i, history);
+    else if (a.history > 0 && !a.in_place)
         take_history(a, i, slot, c, part_of(a, blockIdx.x));
 }
 
