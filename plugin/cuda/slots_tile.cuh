@@ -87,19 +87,16 @@ DEVICE pass_rows find_row(const rssm_cuda_states &a, const block_tile &t, int ro
     return {t.group * a.group_heads + head, here ? row - head * a.V : 0, here};
 }
 
-/* A pass is 64 rows, of which a warp has 16. */
+/* Of imports: a pass is 64 rows, of which a warp has 16. */
 DEVICE pass_rows find_rows(const rssm_cuda_states &a, const block_tile &t, int pass)
 {
     return find_row(a, t, t.row + pass * PASS_ROWS + (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4 * 2);
 }
 
-/* Of exports to [K, V]: a lane's rows of all passes are neighbours, so that eight lanes fill 64 bytes. All else has a warp's rows of
- * a pass side by side, which reads and writes 16-bit states faster. */
+/* Of exports: a lane's rows of all passes are neighbours, so that in [K, V] eight lanes fill 64 bytes. */
 template <class ST> DEVICE pass_rows take_rows(const rssm_cuda_states &a, const block_tile &t, int pass)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
-    if (a.in_place || !a.transposed)
-        return find_rows(a, t, pass);
     return find_row(a, t,
                     t.row + (int)threadIdx.x / 32 * 16 * PASSES + ((int)threadIdx.x % 32 / 4 * PASSES + pass) * 2);
 }
