@@ -2,7 +2,8 @@
  * not waited for (cuda.c asks for it, on sm_90 and later; elsewhere nothing here does anything).
  *
  * Every kernel of this plugin therefore waits before it touches memory that another kernel may write, in every thread, whatever
- * way it then takes: only a kernel that has waited can be relied on by the next one. Its arguments it may read before. */
+ * way it then takes: only a kernel that has waited can be relied on by the next one. Its arguments it may read before;
+ * and, for hints alone, what peek_before_wait() and ask_into_l2() say (tests/gpu/kernels_wait.py knows which kernels do). */
 #ifndef RSSM_CUDA_STREAM_ORDER_CUH_
 #define RSSM_CUDA_STREAM_ORDER_CUH_
 
@@ -15,6 +16,24 @@ DEVICE void wait_for_predecessors()
     asm volatile("griddepcontrol.wait;" : : : "memory");
 #endif
 }
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+/* A word as it is now, while another kernel may be writing it: for a hint, to be used as if a stranger had sent it. No cache of this
+ * multiprocessor keeps it. */
+DEVICE int32_t peek_before_wait(const int32_t *p)
+{
+    int32_t x;
+    asm volatile("ld.volatile.global.s32 %0, [%1];" : "=r"(x) : "l"(p));
+    return x;
+}
+
+/* A fetch that nothing waits for and that changes nothing: the L2 cache is the one place where all see the same bytes. Memory that
+ * the launch may read; 16-byte units. */
+DEVICE void ask_into_l2(const void *p, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes));
+}
+#endif
 
 /* The next kernel may start once all blocks of this one have come here, or ended; its blocks then wait beside these. To be called
  * after the wait only, so that no more than two kernels of a stream are there at once. */

@@ -32,8 +32,9 @@ template <class STATE_, int VT_, int TB_> struct kda_shape {
         WR = VT_ / 4,        /* state rows of a warp */
         DV = WR / 8,         /* of a lane: a tile each */
         DW = DV / 2,         /* words of a lane's d per record */
-        /* A launch over few rows has an order, window_at(). In float32 that gains nothing. */
+        /* A launch over few rows has an order, window_at(). In float32 that gains nothing; there ask_first_wave() does. */
         ORDERED = STATE::DTYPE != F32 && VT_ == 128 && TB_ == 4,
+        AHEAD = STATE::DTYPE == F32 && VT_ == 128 && TB_ == 4,
         BYTES = STATE::BYTES,                  /* of a state element */
         CHUNK = STATE::CHUNK,                  /* state elements in 16 bytes */
         SPLIT = STATE::DTYPE == F32,           /* the state is two tf32 terms */
@@ -730,12 +731,42 @@ DEVICE void kda_pin(kda_bases &b, window_ahead &a)
 #endif
 }
 
+/* What the first blocks of a multiprocessor will read is asked into the L2 cache while the kernel before still ends: the rings of
+ * the first two blocks, the state of the first. By the slot as the row has it then. It may be stale, or anything: so it is a hint,
+ * asked for within the pool only, and read again after the wait. (B = 32, H200: 32.8 -> 31.7 us; docs/cuda.md, Windows of drafts.) */
+template <class S> DEVICE void ask_first_wave(const rssm_step &s, int64_t number)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const int64_t block = number * gridDim.x + blockIdx.x;
+    uint32_t multiprocessors;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(multiprocessors));
+    if (threadIdx.x % 32 != 0 || block >= 2 * multiprocessors || number >= s.B)
+        return;
+    const int32_t slot = peek_before_wait(s.rows + number * s.rows_row);
+    if (slot < 0 || slot >= s.S)
+        return;
+    const int w = threadIdx.x / 32, row0 = blockIdx.x * S::VT + w * S::WR, hv = row0 / S::V, h = hv * s.H / s.HV;
+    const int64_t at = (int64_t)slot * s.state.slot + (int64_t)row0 * VK;
+    if (block < multiprocessors)
+        ask_into_l2((const unsigned char *)s.state.data + at * S::BYTES, S::WR * VK * S::BYTES);
+    if (w == 0)
+        ask_into_l2((const uint16_t *)s.k_cache.data + slot * s.k_cache.slot + (int64_t)h * s.R * VK, s.R * VK * 2);
+    if (w == 1)
+        ask_into_l2((const float *)s.g_cache.data + slot * s.g_cache.slot + (int64_t)hv * s.R * VK, s.R * VK * 4);
+    if (w == 2)
+        ask_into_l2((const uint16_t *)s.d_cache.data + slot * s.d_cache.slot + (int64_t)hv * s.R * S::V,
+                    s.R * S::V * 2);
+#endif
+}
+
 template <class S> DEVICE void verify_kda(const rssm_window &a)
 {
     extern __shared__ __align__(128) unsigned char shared[];
     const rssm_step &s = a.step;
     const int64_t number = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
     const uint32_t touched = touch_arguments(s);
+    if (S::AHEAD)
+        ask_first_wave<S>(s, number);
     wait_for_predecessors();
     let_successors_start_beside_tiles();
     if (number >= s.B)

@@ -133,6 +133,7 @@ typedef struct window_case {
     int32_t W, T;
     uint64_t random;
     int32_t start[MOST_WINDOWS + 1], accepted[MOST_WINDOWS];
+    list slots, cu_seqlens; /* of verify_begin */
     list rows;
     unsigned char *out, *serial; /* outputs of the window, of the plain steps: [tokens][HV V] */
 } window_case;
@@ -178,18 +179,16 @@ static void choose_windows(window_case *c)
     }
 }
 
-static void verify_begin(window_case *c, const int32_t *slots)
+/* Enqueued only. */
+static void verify_begin(window_case *c)
 {
-    list s, cu;
     rssm_error err = h_error();
-    list_make(&s, 1, c->W, slots);
-    list_make(&cu, 1, c->W + 1, c->start);
-    const rssm_verify_begin_args args = {
-        .struct_size = sizeof args, .slots = &s.t, .cu_seqlens = &cu.t, .rows_out = &c->rows.t, .max_T = c->T};
+    const rssm_verify_begin_args args = {.struct_size = sizeof args,
+                                         .slots = &c->slots.t,
+                                         .cu_seqlens = &c->cu_seqlens.t,
+                                         .rows_out = &c->rows.t,
+                                         .max_T = c->T};
     must(verify_api()->verify_begin(c->r->plugin, &args, &err), &err, "verify_begin");
-    gpu_wait();
-    list_free(&s);
-    list_free(&cu);
 }
 
 static void verify(window_case *c)
@@ -201,6 +200,47 @@ static void verify(window_case *c)
     const rssm_decode_args args = {.struct_size = sizeof args, .tensors = roles, .num_tensors = RSSM_T_COUNT};
     must(verify_api()->verify(c->r->plugin, &args, &err), &err, "verify");
     gpu_download(c->out, address(&c->r->tensors[0][RSSM_T_OUT]), rig_row_bytes(c->r) * (size_t)c->start[c->W]);
+}
+
+/* Rows whose slots are none of the pool's, all else as verify_begin leaves it. */
+static void write_wild_rows(window_case *c)
+{
+    const int32_t S = (int32_t)c->r->spec.S, wild[] = {S, INT32_MAX, INT32_MIN, -2, S + 1, 1 << 24};
+    int32_t rows[MOST_WINDOWS][RSSM_ROW_WIDTH] = {{0}};
+    for (int32_t w = 0; w < c->W; w++) {
+        rows[w][0] = wild[h_random(&c->random) % (sizeof wild / sizeof wild[0])];
+        rows[w][5] = c->start[w];
+        rows[w][6] = tokens_of(c, w);
+    }
+    gpu_upload(address(&c->rows.t), rows, bytes_of(&c->rows.t));
+}
+
+/* Such rows are padding: zeros, and no byte of the pool. */
+static void verify_wild_rows(window_case *c)
+{
+    const int32_t state = rig_state_tensor(c->r);
+    unsigned char *before = rig_read_slot(c->r, 0, state, 0);
+    write_wild_rows(c);
+    verify(c);
+    unsigned char *after = rig_read_slot(c->r, 0, state, 0);
+    ck_assert_msg(memcmp(before, after, rig_slot_bytes(c->r, state)) == 0, "rows of no slot: slot 0 has changed");
+    for (size_t i = 0; i < rig_row_bytes(c->r) * (size_t)c->start[c->W]; i++)
+        ck_assert_msg(c->out[i] == 0, "rows of no slot: byte %zu of the output is not 0", i);
+    free(before);
+    free(after);
+}
+
+/* Behind a verify_begin that finds wild rows: verify may start while they still stand there. */
+static void begin_and_verify(window_case *c, const int32_t *slots)
+{
+    list_make(&c->slots, 1, c->W, slots);
+    list_make(&c->cu_seqlens, 1, c->W + 1, c->start);
+    verify_wild_rows(c);
+    verify_begin(c);
+    verify(c);
+    gpu_wait();
+    list_free(&c->slots);
+    list_free(&c->cu_seqlens);
 }
 
 static void commit(window_case *c)
@@ -344,8 +384,7 @@ static void one_round(window_case *c, const char *name)
     choose_windows(c);
     rig_first_rows(c->r, c->start[c->W]);
     rig_inputs(c->r, h_random(&c->random));
-    verify_begin(c, slots);
-    verify(c);
+    begin_and_verify(c, slots);
     step_through(c, 2 * c->W, false);
     check(c, c->out, c->serial, c->start[c->W], name);
     commit(c);
