@@ -624,9 +624,13 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV4_THREADS, 16)
     rssm_conv4(const __grid_constant__ rssm_convolution a)
 {
     extern __shared__ __align__(128) unsigned char rings[];
+    const int64_t b = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0 && b < a.B) /* what all else waits for */
+        ask_line_into_l2(a.rows + b * a.rows_row);
+#endif
     wait_for_predecessors();
     let_successors_start();
-    const int64_t b = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
     if (b >= a.B)
         return;
     if (a.in.dtype == F32)

@@ -79,9 +79,12 @@ template <class F> struct left_operand {
     float decay;
 };
 
-/* A slot's records as asked for: d of the lane's rows and records, their gates where they are numbers. */
+/* A slot's records as asked for: d of a pass's rows, and the gates where they are numbers, of a lane's four. */
 struct raw_records {
     raw_pair d[4];
+};
+
+struct raw_gates {
     float gate[4];
 };
 
@@ -91,10 +94,18 @@ template <class F> DEVICE void load_records(const slot_ring &r, const pass_rows 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int j = 4 * t + i;
-        const bool there = p.here && j < r.count;
-        raw->d[i] = ask_pair(record_at(r, r.d, p.hv, r.V, size, j, p.v), dtype, there);
-        if (!has_kda_gates<F>(r.family))
-            raw->gate[i] = __uint_as_float(ask_word(record_at(r, r.g, p.hv, 1, 4, j, 0), there));
+        raw->d[i] = ask_pair(record_at(r, r.d, p.hv, r.V, size, j, p.v), dtype, p.here && j < r.count);
+    }
+}
+
+template <class F> DEVICE void load_gates(const slot_ring &r, const pass_rows &p, raw_gates *raw)
+{
+    if (has_kda_gates<F>(r.family))
+        return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int j = 4 * (threadIdx.x & 3) + i;
+        raw->gate[i] = __uint_as_float(ask_word(record_at(r, r.g, p.hv, 1, 4, j, 0), p.here && j < r.count));
     }
 }
 
@@ -121,7 +132,10 @@ DEVICE uint32_t pick_halves(uint32_t first, uint32_t second, int row)
     return row ? first >> 16 | (second & 0xffff0000u) : (first & 0xffffu) | second << 16;
 }
 
-template <class F> DEVICE void form_left(const slot_ring &r, const raw_records &raw, float rate, left_operand<F> *left)
+/* factor, decay: what record_factors() has of the rows' head. */
+template <class F>
+DEVICE void form_left(const slot_ring &r, const raw_records &raw, const float *factor, float decay,
+                      left_operand<F> *left)
 {
     if (F::KDA_GATES && F::EXACT) {
 #pragma unroll
@@ -131,8 +145,7 @@ template <class F> DEVICE void form_left(const slot_ring &r, const raw_records &
         return;
     }
     float2 d[4];
-    float factor[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-    left->decay = has_kda_gates<F>(r.family) ? 1.0f : record_factors(r, raw.gate, rate, factor);
+    left->decay = decay;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
         d[i] = widen_raw(raw.d[i], F::EXACT ? BF16 : r.dtype);
@@ -213,13 +226,15 @@ template <class ST, class F> DEVICE void store_keys(const slot_ring &r, const ra
     }
 }
 
-/* The records' part of a pass's 16 rows and 32 channels from ch on: the smallest products first. */
-template <class F> DEVICE void sum_records(const left_operand<F> &left, const tile_memory *sh, int ch, float acc[4][4])
+/* The records' part of a pass's 16 rows and 32 channels from ch on: the smallest products first. TERMS: of a number, at most. */
+template <class F, int TERMS>
+DEVICE void sum_records(const left_operand<F> &left, const tile_memory *sh, int ch, float acc[4][4])
 {
+    constexpr int D_TERMS = F::D_TERMS < TERMS ? F::D_TERMS : TERMS, W_TERMS = F::W_TERMS < TERMS ? F::W_TERMS : TERMS;
     const int lane = threadIdx.x & 31;
-    uint32_t w[F::W_TERMS][8];
+    uint32_t w[W_TERMS][8];
 #pragma unroll
-    for (int term = 0; term < F::W_TERMS; ++term) {
+    for (int term = 0; term < W_TERMS; ++term) {
         const uint16_t *const row = &sh->keys[term][lane & 15][ch + (lane >> 4) * 8];
         load_transposed(w[term], row);
         load_transposed(w[term] + 4, row + 16);
@@ -228,12 +243,12 @@ template <class F> DEVICE void sum_records(const left_operand<F> &left, const ti
     for (int n = 0; n < 4; ++n)
         acc[n][0] = acc[n][1] = acc[n][2] = acc[n][3] = 0.0f;
 #pragma unroll
-    for (int order = 2; order >= 0; --order)
+    for (int order = TERMS - 1; order >= 0; --order)
 #pragma unroll
-        for (int i = 0; i < F::D_TERMS; ++i)
-            if (order - i >= 0 && order - i < F::W_TERMS) {
+        for (int i = 0; i < D_TERMS; ++i)
+            if (order - i >= 0 && order - i < W_TERMS) {
                 const uint32_t *const d = left.term[i], *const b =
-                                                            w[order - i >= 0 && order - i < F::W_TERMS ? order - i : 0];
+                                                            w[order - i >= 0 && order - i < W_TERMS ? order - i : 0];
 #pragma unroll
                 for (int n = 0; n < 4; ++n)
                     mma_bf16(acc[n], d[0], d[1], d[2], d[3], b[2 * n], b[2 * n + 1]);

@@ -70,9 +70,10 @@ DEVICE int quotient(int x, int y)
     return (int)(((float)x + 0.5f) * reciprocal((float)y));
 }
 
-template <class ST> DEVICE block_tile find_tile(const rssm_cuda_states &a)
+/* Tile `number` of a slot. */
+template <class ST> DEVICE block_tile find_tile(const rssm_cuda_states &a, int number)
 {
-    const int across = (a.K + TILE_CHANNELS - 1) / TILE_CHANNELS, number = blockIdx.x;
+    const int across = (a.K + TILE_CHANNELS - 1) / TILE_CHANNELS;
     const int line = across == 1 ? number : quotient(number, across), group = quotient(line, a.group_tiles);
     const int k0 = (number - line * across) * TILE_CHANNELS;
     return {group, (line - group * a.group_tiles) * PASS_ROWS * tile_form<ST>::PASSES, k0,
@@ -214,14 +215,14 @@ DEVICE int64_t lane_row(const rssm_cuda_states &a, const pass_rows &p)
     return ((int64_t)p.hv * a.V + p.v) * a.K;
 }
 
-/* Row i of the lane's two. */
+/* Pieces first .. end - 1 of row i of the lane's two. */
 template <class ST>
 DEVICE void load_row(const rssm_cuda_states &a, const unsigned char *state, const block_tile &t, const pass_rows &p,
-                     int i, bool go, pass_pieces<ST> *x)
+                     int i, bool go, pass_pieces<ST> *x, int first = 0, int end = tile_form<ST>::PIECES)
 {
     const unsigned char *const at = state + (lane_row(a, p) + t.k0 + piece_channel<ST>(0)) * ST::BYTES;
 #pragma unroll
-    for (int q = 0; q < tile_form<ST>::PIECES; ++q)
+    for (int q = first; q < end; ++q)
         x->row[i][q] = ask_piece(at + i * a.K * ST::BYTES + q * 64, go && p.here && q * 4 * ST::CHUNK < t.channels);
 }
 
@@ -238,12 +239,12 @@ template <class ST> DEVICE void widen_eight(const uint4 *piece, float *x, ST st)
 }
 
 /* Eight channels each of the lane's two rows, of the 32 from ch on: times their decay, and the records on top. */
-template <class ST, class F>
+template <class ST, class F, int TERMS>
 DEVICE void add_records(const rssm_cuda_states &a, const left_operand<F> &left, const tile_memory *sh, int ch,
                         float y[2][8])
 {
     float acc[4][4];
-    sum_records(left, sh, ch, acc);
+    sum_records<F, TERMS>(left, sh, ch, acc);
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
         const int at = ch + piece_channel<ST>(0) + (ST::CHUNK == 8 ? c : c % 4 + c / 4 * 16);
@@ -253,50 +254,17 @@ DEVICE void add_records(const rssm_cuda_states &a, const left_operand<F> &left, 
     }
 }
 
-template <class ST> struct packed_pair {
-    typedef __nv_bfloat162 type;
-};
-template <> struct packed_pair<f16_state> {
-    typedef __half2 type;
-};
-
-/* Two floats in 16 bits; what would become infinite stays finite, and NaN stays NaN. Packed, without a branch. */
-template <class ST> DEVICE uint32_t narrow_two(const float *x, bool *hit, ST st)
-{
-    const uint32_t pair = narrow2(x, st);
-#ifdef __CUDA_ARCH__
-    typedef typename packed_pair<ST>::type packed;
-    const uint32_t max_bits = ST::DTYPE == F16 ? 0x7bff7bffu : 0x7f7f7f7fu, min_bits = max_bits | 0x80008000u;
-    const packed most = *reinterpret_cast<const packed *>(&max_bits),
-                 least = *reinterpret_cast<const packed *>(&min_bits);
-    const packed finite = __hmax2_nan(__hmin2_nan(*reinterpret_cast<const packed *>(&pair), most), least);
-    const uint32_t raw = *reinterpret_cast<const uint32_t *>(&finite);
-    *hit = *hit || raw != pair;
-    return raw;
-#else
-    float kept[2] = {saturate(x[0], ST::DTYPE, hit), saturate(x[1], ST::DTYPE, hit)};
-    (void)pair;
-    return narrow2(kept, st);
-#endif
-}
-
-/* Eight of them; `changed` is looked at once. */
-template <class ST> DEVICE uint4 narrow_eight(const float *x, bool *hit, ST st)
-{
-    return make_uint4(narrow_two(x, hit, st), narrow_two(x + 2, hit, st), narrow_two(x + 4, hit, st),
-                      narrow_two(x + 6, hit, st));
-}
-
-/* To a row of the destination, from the lane's first channel on. APART: elements from the first four to the others. */
-template <int APART> DEVICE void store_eight(unsigned char *at, float *x, bool *, f32_state)
+/* To a row of the destination, from the lane's first channel on. APART: elements from the first four to the others. *top keeps what
+ * keep_larger() does: what has become infinite is mended in the end. */
+template <int APART> DEVICE void store_eight(unsigned char *at, const float *x, uint32_t *, f32_state)
 {
     __stcs((float4 *)at, make_float4(x[0], x[1], x[2], x[3]));
     __stcs((float4 *)(at + APART * 4), make_float4(x[4], x[5], x[6], x[7]));
 }
 
-template <int APART, class DT> DEVICE void store_eight(unsigned char *at, float *x, bool *hit, DT dt)
+template <int APART, class DT> DEVICE void store_eight(unsigned char *at, const float *x, uint32_t *top, DT dt)
 {
-    const uint4 raw = narrow_eight(x, hit, dt);
+    const uint4 raw = narrow_quickly(x, top, dt);
     if (APART == 4) {
         __stcs((uint4 *)at, raw);
     } else {
@@ -312,24 +280,31 @@ template <int CHUNK> DEVICE int turned_at(int k, int v)
 }
 
 /* The lane's neighbouring rows of a channel to [.., K, V]: for one channel eight lanes fill whole sectors. */
-DEVICE void store_rows_of(unsigned char *at, const float (&x)[2], bool *, f32_state)
+DEVICE void store_rows_of(unsigned char *at, const float (&x)[2], uint32_t *, f32_state)
 {
     __stcs((float2 *)at, make_float2(x[0], x[1]));
 }
 
-DEVICE void store_rows_of(unsigned char *at, const float (&x)[4], bool *, f32_state)
+DEVICE void store_rows_of(unsigned char *at, const float (&x)[4], uint32_t *, f32_state)
 {
     __stcs((float4 *)at, make_float4(x[0], x[1], x[2], x[3]));
 }
 
-template <class DT> DEVICE void store_rows_of(unsigned char *at, const float (&x)[2], bool *hit, DT dt)
+template <class DT> DEVICE uint32_t narrow_two(const float *x, uint32_t *top, DT dt)
 {
-    __stcs((uint32_t *)at, narrow_two(x, hit, dt));
+    const uint32_t pair = narrow2(x, dt);
+    keep_larger(top, pair, dt);
+    return pair;
 }
 
-template <class DT> DEVICE void store_rows_of(unsigned char *at, const float (&x)[4], bool *hit, DT dt)
+template <class DT> DEVICE void store_rows_of(unsigned char *at, const float (&x)[2], uint32_t *top, DT dt)
 {
-    __stcs((uint2 *)at, make_uint2(narrow_two(x, hit, dt), narrow_two(x + 2, hit, dt)));
+    __stcs((uint32_t *)at, narrow_two(x, top, dt));
+}
+
+template <class DT> DEVICE void store_rows_of(unsigned char *at, const float (&x)[4], uint32_t *top, DT dt)
+{
+    __stcs((uint2 *)at, make_uint2(narrow_two(x, top, dt), narrow_two(x + 2, top, dt)));
 }
 
 /* Where a lane's first channel of a pass goes; a row of it is K elements. */
@@ -347,8 +322,9 @@ DEVICE unsigned char *lane_column(const rssm_cuda_states &a, const matrix &to, c
     return to.data + (k * a.V + p.v) * DT::BYTES;
 }
 
-/* Eight channels each of a pass's two rows, of the 32 from n * 32 on, with the records if there are any. */
-template <class ST, class F, bool FOLD>
+/* Eight channels each of a pass's two rows, of the 32 from n * 32 on, with the records if there are any. What is rounded to 16 bits
+ * takes two terms of a number (2e-6), float32 three. */
+template <class ST, class F, class DT, bool FOLD>
 DEVICE void form_eight(const rssm_cuda_states &a, const pass_pieces<ST> &x, const left_operand<F> &left,
                        const tile_memory *sh, int n, float y[2][8])
 {
@@ -356,13 +332,13 @@ DEVICE void form_eight(const rssm_cuda_states &a, const pass_pieces<ST> &x, cons
     widen_eight(x.row[0] + n * PER, y[0], ST());
     widen_eight(x.row[1] + n * PER, y[1], ST());
     if (FOLD)
-        add_records<ST>(a, left, sh, n * 32, y);
+        add_records<ST, F, DT::BYTES == 2 ? 2 : 3>(a, left, sh, n * 32, y);
 }
 
 /* A pass's pieces to rows of type DT. The products of a warp need all of its lanes: so those without rows only store nothing. */
 template <class ST, class F, class DT, bool FOLD>
 DEVICE void finish_pass(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p,
-                        const pass_pieces<ST> &x, const left_operand<F> &left, const tile_memory *sh, bool *hit)
+                        const pass_pieces<ST> &x, const left_operand<F> &left, const tile_memory *sh, uint32_t *top)
 {
     constexpr int APART = ST::CHUNK == 8 ? 4 : 16, PER = tile_form<ST>::PIECES / 4;
     constexpr bool SAME = (int)ST::DTYPE == (int)DT::DTYPE;
@@ -381,10 +357,10 @@ DEVICE void finish_pass(const rssm_cuda_states &a, const matrix &to, const block
             }
         } else {
             float y[2][8];
-            form_eight<ST, F, FOLD>(a, x, left, sh, n, y);
+            form_eight<ST, F, DT, FOLD>(a, x, left, sh, n, y);
             if (p.here) {
-                store_eight<APART>(first + n * 32 * DT::BYTES, y[0], hit, DT());
-                store_eight<APART>(second + n * 32 * DT::BYTES, y[1], hit, DT());
+                store_eight<APART>(first + n * 32 * DT::BYTES, y[0], top, DT());
+                store_eight<APART>(second + n * 32 * DT::BYTES, y[1], top, DT());
             }
         }
     }
@@ -393,7 +369,7 @@ DEVICE void finish_pass(const rssm_cuda_states &a, const matrix &to, const block
 /* The same for all passes, to columns: [K, V]. */
 template <class ST, class F, class DT, bool FOLD>
 DEVICE void finish_turned(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
-                          const pass_pieces<ST> *x, const left_operand<F> *left, const tile_memory *sh, bool *hit)
+                          const pass_pieces<ST> *x, const left_operand<F> *left, const tile_memory *sh, uint32_t *top)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
     const int64_t line = (int64_t)a.V * DT::BYTES; /* from one channel to the next */
@@ -405,7 +381,7 @@ DEVICE void finish_turned(const rssm_cuda_states &a, const matrix &to, const blo
         float y[PASSES][2][8];
 #pragma unroll
         for (int pass = 0; pass < PASSES; ++pass)
-            form_eight<ST, F, FOLD>(a, x[pass], left[pass], sh, n, y[pass]);
+            form_eight<ST, F, DT, FOLD>(a, x[pass], left[pass], sh, n, y[pass]);
         if (!rows[0].here)
             continue;
 #pragma unroll
@@ -414,33 +390,33 @@ DEVICE void finish_turned(const rssm_cuda_states &a, const matrix &to, const blo
 #pragma unroll
             for (int i = 0; i < 2 * PASSES; ++i)
                 column[i] = y[i / 2][i % 2][c];
-            store_rows_of(first + (n * 32 + (ST::CHUNK == 8 ? c : c % 4 + c / 4 * 16)) * line, column, hit, DT());
+            store_rows_of(first + (n * 32 + (ST::CHUNK == 8 ? c : c % 4 + c / 4 * 16)) * line, column, top, DT());
         }
     }
 }
 
 template <class ST, class F, class DT, bool TURN, bool FOLD>
 DEVICE void finish_all(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
-                       const pass_pieces<ST> *x, const left_operand<F> *left, const tile_memory *sh, bool *hit)
+                       const pass_pieces<ST> *x, const left_operand<F> *left, const tile_memory *sh, uint32_t *top)
 {
     if constexpr (TURN) {
-        finish_turned<ST, F, DT, FOLD>(a, to, t, rows, x, left, sh, hit);
+        finish_turned<ST, F, DT, FOLD>(a, to, t, rows, x, left, sh, top);
     } else {
 #pragma unroll
         for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
-            finish_pass<ST, F, DT, FOLD>(a, to, t, rows[pass], x[pass], left[pass], sh, hit);
+            finish_pass<ST, F, DT, FOLD>(a, to, t, rows[pass], x[pass], left[pass], sh, top);
     }
 }
 
 template <class ST, class F, class DT, bool TURN>
 DEVICE void finish_passes(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
                           const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, const tile_memory *sh,
-                          bool *hit)
+                          uint32_t *top)
 {
     if (fold)
-        finish_all<ST, F, DT, TURN, true>(a, to, t, rows, x, left, sh, hit);
+        finish_all<ST, F, DT, TURN, true>(a, to, t, rows, x, left, sh, top);
     else
-        finish_all<ST, F, DT, TURN, false>(a, to, t, rows, x, left, sh, hit);
+        finish_all<ST, F, DT, TURN, false>(a, to, t, rows, x, left, sh, top);
 }
 
 /* ---- tiles: out of the pool ------------------------------------------------------------------------------------- */
@@ -448,6 +424,7 @@ DEVICE void finish_passes(const rssm_cuda_states &a, const matrix &to, const blo
 /* The records of a tile, as asked for. */
 template <class ST> struct tile_records {
     raw_records rows[tile_form<ST>::PASSES];
+    raw_gates gates; /* of the lane's head: its rows of all passes are neighbours */
     raw_keys keys;
 };
 
@@ -458,6 +435,7 @@ DEVICE void load_tile_records(const rssm_cuda_states &a, const slot_ring &r, con
 #pragma unroll
     for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
         load_records<F>(r, rows[pass], &raw->rows[pass]);
+    load_gates<F>(r, rows[0], &raw->gates);
     load_keys<F>(r, t, has_kda_gates<F>(r.family) ? quotient(t.group, a.HV / a.H) : t.group, &raw->keys);
 }
 
@@ -466,11 +444,12 @@ template <class ST, class F>
 DEVICE void take_records(const rssm_cuda_states &a, const slot_ring &r, const pass_rows *rows,
                          const tile_records<ST> &raw, left_operand<F> *left, tile_memory *sh)
 {
+    float factor[4] = {1.0f, 1.0f, 1.0f, 1.0f}, decay = 1.0f;
+    if (!has_kda_gates<F>(r.family))
+        decay = record_factors(r, raw.gates.gate, decay_rate(a, a.layer[blockIdx.z], rows[0].hv), factor);
 #pragma unroll
-    for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass) {
-        const float rate = has_kda_gates<F>(r.family) ? 1.0f : decay_rate(a, a.layer[blockIdx.z], rows[pass].hv);
-        form_left<F>(r, raw.rows[pass], rate, &left[pass]);
-    }
+    for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
+        form_left<F>(r, raw.rows[pass], factor, decay, &left[pass]);
     store_keys<ST, F>(r, raw.keys, sh);
     __syncthreads();
 }
@@ -551,15 +530,79 @@ DEVICE void put_history(const rssm_cuda_states &a, int64_t i, const asked_histor
                 to[n * TILE_THREADS * older + c] = (uint16_t)h.raw[n][c];
 }
 
+/* ---- what became infinite --------------------------------------------------------------------------------------- */
+
+/* Pairs that the thread has stored itself, so that it can read them: what is infinite becomes the largest finite number. */
+DEVICE void mend(unsigned char *at, int pairs, int dtype)
+{
+    for (int i = 0; i < pairs; ++i) {
+        uint32_t *const pair = (uint32_t *)at + i;
+        *pair = dtype == F16 ? finite_pair(*pair, f16_state()) : finite_pair(*pair, bf16_state());
+    }
+}
+
+/* What finish_pass() stored as 16 bits. */
+template <class ST>
+DEVICE void mend_pass(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p)
+{
+    const int64_t first = lane_row(a, p) + t.k0 + piece_channel<ST>(0);
+    for (int n = 0; p.here && n * 32 < t.channels; ++n)
+        for (int row = 0; row < 2; ++row) {
+            unsigned char *const at = to.data + (first + row * a.K + n * 32) * 2;
+            mend(at, ST::CHUNK / 2, to.dtype);
+            if (ST::CHUNK == 4)
+                mend(at + 16 * 2, 2, to.dtype);
+        }
+}
+
+/* What finish_turned() stored as 16 bits. */
+template <class ST>
+DEVICE void mend_turned(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p)
+{
+    unsigned char *const first = lane_column<bf16_state, ST>(a, to, t, p);
+    for (int n = 0; p.here && n * 32 < t.channels; ++n)
+        for (int c = 0; c < 8; ++c)
+            mend(first + (int64_t)(n * 32 + (ST::CHUNK == 8 ? c : c % 4 + c / 4 * 16)) * a.V * 2, tile_form<ST>::PASSES,
+                 to.dtype);
+}
+
+/* A function of its own, that finds its rows again, so that what comes to this once in a blue moon costs the others no registers. */
+template <class ST>
+static __device__ __noinline__ void mend_taken(const rssm_cuda_states &a, unsigned char *data, int dtype, bool turned)
+{
+    const matrix to = {data, dtype, false, 0};
+    const block_tile t = find_tile<ST>(a, blockIdx.x);
+    state_fault(a.in, true, RSSM_FAULTBIT_STATE);
+    if (turned)
+        mend_turned<ST>(a, to, t, take_rows<ST>(a, t, 0));
+    else
+        for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
+            mend_pass<ST>(a, to, t, take_rows<ST>(a, t, pass));
+}
+
+/* The same of imports, of which ST is the host's type; the lane has its channels as in a state of type LANES. */
+template <class ST, class LANES>
+static __device__ __noinline__ void mend_given(const rssm_cuda_states &a, unsigned char *data, int dtype)
+{
+    const matrix to = {data, dtype, false, 0};
+    const block_tile t = find_tile<ST>(a, blockIdx.x);
+    state_fault(a.in, true, RSSM_FAULTBIT_STATE);
+    for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
+        mend_pass<LANES>(a, to, t, find_rows(a, t, pass));
+}
+
 template <class ST, class F, class DT>
 DEVICE void put_typed(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
-                      const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, const tile_memory *sh,
-                      bool *hit)
+                      const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, const tile_memory *sh)
 {
-    if (!a.in_place && a.transposed)
-        finish_passes<ST, F, DT, true>(a, to, t, rows, x, fold, left, sh, hit);
+    const bool turn = !a.in_place && a.transposed;
+    uint32_t top = 0;
+    if (turn)
+        finish_passes<ST, F, DT, true>(a, to, t, rows, x, fold, left, sh, &top);
     else
-        finish_passes<ST, F, DT, false>(a, to, t, rows, x, fold, left, sh, hit);
+        finish_passes<ST, F, DT, false>(a, to, t, rows, x, fold, left, sh, &top);
+    if (had_infinite(top, DT()))
+        mend_taken<ST>(a, to.data, DT::DTYPE, turn);
 }
 
 /* The tile with its records to where the call wants it. */
@@ -567,14 +610,30 @@ template <class ST, class F>
 DEVICE void put_tile(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows *rows,
                      const pass_pieces<ST> *x, bool fold, const left_operand<F> *left, tile_memory *sh)
 {
-    bool hit = false;
     if (to.dtype == F32)
-        put_typed<ST, F, f32_state>(a, to, t, rows, x, fold, left, sh, &hit);
+        put_typed<ST, F, f32_state>(a, to, t, rows, x, fold, left, sh);
     else if (to.dtype == BF16)
-        put_typed<ST, F, bf16_state>(a, to, t, rows, x, fold, left, sh, &hit);
+        put_typed<ST, F, bf16_state>(a, to, t, rows, x, fold, left, sh);
     else
-        put_typed<ST, F, f16_state>(a, to, t, rows, x, fold, left, sh, &hit);
-    state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
+        put_typed<ST, F, f16_state>(a, to, t, rows, x, fold, left, sh);
+}
+
+/* The first half of the lane's pieces, or the other: of float32 half of the channels of both rows, so that the first can leave before
+ * the last have come, but for KDA, whose keys take longer; otherwise one of the two rows. (Each measured against the other.) */
+template <class ST, class F>
+DEVICE void load_half(const rssm_cuda_states &a, const unsigned char *state, const block_tile &t, const pass_rows *rows,
+                      int half, bool go, pass_pieces<ST> *x)
+{
+    constexpr bool ACROSS = ST::BYTES == 4 && !F::KDA_GATES;
+    constexpr int PIECES = tile_form<ST>::PIECES, HALF = PIECES / 2;
+#pragma unroll
+    for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
+        if (ACROSS) {
+            load_row<ST>(a, state, t, rows[pass], 0, go, &x[pass], half * HALF, (half + 1) * HALF);
+            load_row<ST>(a, state, t, rows[pass], 1, go, &x[pass], half * HALF, (half + 1) * HALF);
+        } else {
+            load_row<ST>(a, state, t, rows[pass], half, go, &x[pass]);
+        }
 }
 
 /* The block's tile of an entry. A block asks for no bytes while it computes addresses: so the slot is asked for first, and what the
@@ -588,7 +647,7 @@ template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, ti
     hold(to_host);
     const pool_places places = ask_places(a.pool + blockIdx.z);
     const place conv = ask_place(&a.pool[blockIdx.z].conv);
-    const block_tile t = find_tile<ST>(a);
+    const block_tile t = find_tile<ST>(a, blockIdx.x);
     pass_rows rows[PASSES];
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass)
@@ -598,15 +657,11 @@ template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, ti
     const slot_cursor c = ask_cursor(a.in, slot, here);
     unsigned char *const start = slot_of(places.state, slot, ST::BYTES);
     pass_pieces<ST> x[PASSES];
-#pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass)
-        load_row<ST>(a, start, t, rows[pass], 0, here, &x[pass]);
+    load_half<ST, F>(a, start, t, rows, 0, here, x);
     const slot_ring r = ring_of<F>(a, places, slot, c.base, here && cursor_is_good(a.in, c) ? c.count : 0);
     tile_records<ST> records;
     load_tile_records<ST, F>(a, r, t, rows, &records);
-#pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass)
-        load_row<ST>(a, start, t, rows[pass], 1, here, &x[pass]);
+    load_half<ST, F>(a, start, t, rows, 1, here, x);
     if (!here || !judge_taken(a, i, slot, c))
         return;
     asked_history history;
@@ -622,12 +677,15 @@ template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, ti
         take_history(a, i, slot, c, part_of(a, blockIdx.x));
 }
 
+#include "slots_ahead.cuh"
+
 /* x = tile of a state, with a part of the history, y = which entry, z = layer. Exports, and folds of flushes. */
 #define RSSM_SLOTS_TAKE(state, form)                                                  \
     extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4)                     \
         RSSM_SLOTS_TAKE_NAME(state, form)(const __grid_constant__ rssm_cuda_states a) \
     {                                                                                 \
         __shared__ tile_memory sh;                                                    \
+        ask_for_tile<state##_state, form>(a);                                         \
         wait_for_predecessors();                                                      \
         let_successors_start();                                                       \
         take_tile<state##_state, form>(a, &sh);                                       \
@@ -674,7 +732,7 @@ template <class ST, class DT> DEVICE void turn_pieces(const turned_pieces<ST> &x
 
 template <class DT>
 DEVICE void store_rows(const rssm_cuda_states &a, const matrix &to, const block_tile &t, const pass_rows &p,
-                       const turned_memory *sh, bool *hit)
+                       const turned_memory *sh, uint32_t *top)
 {
     constexpr int APART = DT::CHUNK == 8 ? 4 : 16;
     const int v = threadIdx.x / 32 * 16 + (threadIdx.x & 31) / 4 * 2;
@@ -693,8 +751,8 @@ DEVICE void store_rows(const rssm_cuda_states &a, const matrix &to, const block_
             y[0][c] = pair.x;
             y[1][c] = pair.y;
         }
-        store_eight<APART>(first + n * 32 * DT::BYTES, y[0], hit, DT());
-        store_eight<APART>(second + n * 32 * DT::BYTES, y[1], hit, DT());
+        store_eight<APART>(first + n * 32 * DT::BYTES, y[0], top, DT());
+        store_eight<APART>(second + n * 32 * DT::BYTES, y[1], top, DT());
     }
 }
 
@@ -719,7 +777,7 @@ DEVICE void give_rest(const rssm_cuda_states &a, int64_t slot)
 template <class ST, class DT> DEVICE void give_rows(const rssm_cuda_states &a)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
-    const block_tile t = find_tile<ST>(a);
+    const block_tile t = find_tile<ST>(a, blockIdx.x);
     const unsigned char *const from = host_matrix(a, blockIdx.y).data;
     const place state = ask_place(&a.pool[blockIdx.z].state);
     pass_rows rows[PASSES];
@@ -735,16 +793,17 @@ template <class ST, class DT> DEVICE void give_rows(const rssm_cuda_states &a)
     if (slot < 0)
         return;
     const left_operand<kda_bf16> none[PASSES] = {};
-    bool hit = false;
-    finish_passes<ST, kda_bf16, DT, false>(a, to, t, rows, x, false, none, NULL, &hit);
+    uint32_t top = 0;
+    finish_passes<ST, kda_bf16, DT, false>(a, to, t, rows, x, false, none, NULL, &top);
+    if (had_infinite(top, DT()))
+        mend_given<ST, ST>(a, to.data, DT::DTYPE);
     give_rest(a, slot);
-    state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
 }
 
 template <class ST, class DT> DEVICE void give_columns(const rssm_cuda_states &a, turned_memory *sh)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
-    const block_tile t = find_tile<ST>(a);
+    const block_tile t = find_tile<ST>(a, blockIdx.x);
     const unsigned char *const from = host_matrix(a, blockIdx.y).data;
     const place state = ask_place(&a.pool[blockIdx.z].state);
     turned_pieces<ST> x[PASSES];
@@ -755,16 +814,17 @@ template <class ST, class DT> DEVICE void give_columns(const rssm_cuda_states &a
     const int64_t slot = find_target<DT>(a, state, &to);
     if (slot < 0)
         return;
-    bool hit = false;
+    uint32_t top = 0;
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
         turn_pieces<ST, DT>(x[pass], sh);
         __syncthreads();
-        store_rows<DT>(a, to, t, find_rows(a, t, pass), sh, &hit);
+        store_rows<DT>(a, to, t, find_rows(a, t, pass), sh, &top);
         __syncthreads();
     }
+    if (had_infinite(top, DT()))
+        mend_given<ST, DT>(a, to.data, DT::DTYPE);
     give_rest(a, slot);
-    state_fault(a.in, hit, RSSM_FAULTBIT_STATE);
 }
 
 template <class ST, class DT> DEVICE void give_tile(const rssm_cuda_states &a, turned_memory *sh)

@@ -3,7 +3,7 @@
  *
  * Every kernel of this plugin therefore waits before it touches memory that another kernel may write, in every thread, whatever
  * way it then takes: only a kernel that has waited can be relied on by the next one. Its arguments it may read before;
- * and, for hints alone, what peek_before_wait() and ask_into_l2() say (tests/gpu/kernels_wait.py knows which kernels do). */
+ * and, for hints alone, what is said at peek_before_wait() and ask_into_l2() (tests/gpu/kernels_wait.py knows which kernels do). */
 #ifndef RSSM_CUDA_STREAM_ORDER_CUH_
 #define RSSM_CUDA_STREAM_ORDER_CUH_
 
@@ -27,11 +27,24 @@ DEVICE int32_t peek_before_wait(const int32_t *p)
     return x;
 }
 
+DEVICE int64_t peek_before_wait(const int64_t *p)
+{
+    int64_t x;
+    asm volatile("ld.volatile.global.s64 %0, [%1];" : "=l"(x) : "l"(p));
+    return x;
+}
+
 /* A fetch that nothing waits for and that changes nothing: the L2 cache is the one place where all see the same bytes. Memory that
  * the launch may read; 16-byte units. */
 DEVICE void ask_into_l2(const void *p, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" : : "l"(p), "r"(bytes));
+}
+
+/* The same for what lies around one byte. */
+DEVICE void ask_line_into_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(p));
 }
 #endif
 

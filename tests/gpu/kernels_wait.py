@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Every kernel that may be launched early (compute capability 9.0 on) waits for those before it, and in the order of its code touches
 no global memory before it does; where it branches before a wait, there are more of them. Kernels that give hints before they wait
-(stream_order.cuh) are named here, with what they may do: one word read, fetches into the L2 cache, no way past the wait. Read from
+(stream_order.cuh) are named here, with what they may do: read a few words, fetch into the L2 cache, take no way past the wait. Read from
 the machine code of the fatbins given. Ends with a line `N passed, N failed`."""
 import struct
 import sys
 
 # Of an instruction of 16 bytes, the low 12 bits say what it is.
 WAIT = 0x82E  # ACQBULK
-PEEK, ASK = 0x981, 0x3BC  # LDG, UBLKPF
+PEEK, ASKS = 0x981, {0x3BC, 0x98F}  # LDG; UBLKPF, CCTL
 GLOBAL = {0x381, 0x981, 0x386, 0x986, 0x3A8, 0x9A8, 0x98E, 0x38E}  # LDG, STG, ATOMG, REDG
 GLOBAL |= {0x3A9, 0x9A3, 0x9A6}  # ATOMG that compares, ATOMG and REDG of floats
 GLOBAL |= {0x980, 0x985, 0x98A, 0x38B}  # LD, ST, ATOM by generic addresses
@@ -17,8 +17,11 @@ GLOBAL |= {0xFAE, 0x3BA, 0x3BB, 0x3BC, 0x98F}  # LDGSTS; UBLKCP, UBLKRED, UBLKPF
 BRA = 0x947
 BRANCH = {BRA, 0x949, 0x944, 0x94D, 0x950}  # BRX, CALL, EXIT, RET
 
-# Kernels that may read one word and ask that often before they wait.
-HINTS = {"rssm_verify_kda_f32_v128_t128_w4": 4}
+# Kernels that may ask before they wait, and how many words they may read for it.
+HINTS = {"rssm_conv4": 0, "rssm_verify_kda_f32_v128_t128_w4": 1}
+# slots_ahead.cuh: an entry of 32 or 64 bits, where and how far apart four tensors are, two words of a cursor.
+HINTS |= {f"rssm_slots_take_{state}_{ring}": 12
+          for state in ("f32", "bf16", "f16") for ring in ("scalar_bf16", "kda_bf16", "any_ring")}
 
 
 def kernels(image):
@@ -48,11 +51,11 @@ def target_of(at, instruction):
     return at + 1 + (high * 256 + low) // 4
 
 
-def hint_fault_of(before, asks):
+def hint_fault_of(before, peeks):
     """What a kernel that may ask ahead does before its wait and may not."""
     kinds = [i & 0xFFF for i in before]
-    early = GLOBAL.intersection(kinds) - {PEEK, ASK}
-    if early or kinds.count(PEEK) > 1 or kinds.count(ASK) > asks:
+    early = GLOBAL.intersection(kinds) - ASKS - {PEEK}
+    if early or kinds.count(PEEK) > peeks:
         return f"does more than ask before it waits ({', '.join(hex(i) for i in kinds if i in GLOBAL)})"
     for at, instruction in enumerate(before):
         if kinds[at] in BRANCH and (kinds[at] != BRA or not 0 <= target_of(at, instruction) <= len(before)):

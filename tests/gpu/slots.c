@@ -2,6 +2,7 @@
  * were loaded from the first one's saved streams, and both must come out alike. Then graphs, and bandwidth. */
 #include "test_gpu.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,12 +233,12 @@ static DLDataType float_type(int32_t dtype)
     return h_float_type(dtype);
 }
 
-/* Random numbers of any float type, the same on both sides. */
-static void array_random(array *a, uint64_t seed)
+/* Random numbers of any float type, -size to size, the same on both sides. */
+static void array_random(array *a, double size, uint64_t seed)
 {
     h_tensor numbers;
     h_tensor_make(&numbers, a->t.dtype, a->t.ndim, a->shape, 0);
-    h_fill_random(&numbers.t, -1, 1, &seed);
+    h_fill_random(&numbers.t, -size, size, &seed);
     array_put(a, numbers.t.data);
     h_tensor_free(&numbers);
 }
@@ -462,8 +463,8 @@ START_TEST(imports)
         for (int i = 0; i < 2; i++) {
             states x = states_new(&p, &p.sides[i], slots, 8, dtypes[c % 3], c / 3);
             for (int layer = 0; layer < LAYERS; layer++) {
-                array_random(x.state[layer], (uint64_t)(c * 10 + layer));
-                array_random(x.conv[layer], (uint64_t)(c * 10 + layer + 5));
+                array_random(x.state[layer], 1, (uint64_t)(c * 10 + layer));
+                array_random(x.conv[layer], 1, (uint64_t)(c * 10 + layer + 5));
             }
             must(move_states(&p.sides[i], slots_api()->import_state, &x, c / 3, false, NULL, &err), &err, "import");
             gpu_wait();
@@ -471,6 +472,60 @@ START_TEST(imports)
         }
         assert_same_slots(&p, "an import");
         assert_same_faults(&p, RSSM_FAULT_SLOTS, "an import that names a slot twice");
+    }
+    pair_free(&p);
+}
+END_TEST
+
+/* float32 states up to +-size into four slots of both sides. */
+static const int32_t large_slots[] = {3, 0, 5, 13};
+
+static void import_large(const pair *p, int32_t order, double size)
+{
+    rssm_error err = h_error();
+    for (int i = 0; i < 2; i++) {
+        states x = states_new(p, &p->sides[i], large_slots, 4, RSSM_DTYPE_FLOAT32, order);
+        for (int layer = 0; layer < LAYERS; layer++) {
+            array_random(x.state[layer], size, (uint64_t)layer);
+            array_random(x.conv[layer], 1, (uint64_t)layer);
+        }
+        must(move_states(&p->sides[i], slots_api()->import_state, &x, order, false, NULL, &err), &err, "import");
+        gpu_wait();
+        states_free(&x);
+    }
+}
+
+/* What 16 bits cannot hold becomes their largest number and sets the fault word: on the way in, and with records on the way out. */
+START_TEST(what_overflows)
+{
+    pair p = pair_new(host_spec(_i), 8);
+    const bool wide = p.r->spec.state == RSSM_DTYPE_FLOAT32;
+    rssm_error err = h_error();
+    for (int32_t order = 0; order < 2; order++) {
+        import_large(&p, order, (double)FLT_MAX);
+        assert_same_slots(&p, "an import of what is beyond bfloat16");
+        assert_same_faults(&p, wide ? 0 : RSSM_FAULT_STATE, "an import of what is beyond bfloat16");
+    }
+    import_large(&p, RSSM_STATE_VK, 2e5);
+    run_passes(p.r, 12, 8);
+    take_faults(&p.sides[0]);
+    for (int64_t slot = 0; slot < SLOTS; slot++) {
+        unsigned char *stream = save(&p.sides[0], slot);
+        load(&p.sides[1], slot, stream);
+        free(stream);
+    }
+    for (int c = 0; c < 6; c++) {
+        states x[2];
+        for (int i = 0; i < 2; i++) {
+            x[i] = states_new(&p, &p.sides[i], large_slots, 4, dtypes[c % 3], c / 3);
+            must(move_states(&p.sides[i], slots_api()->export_state, &x[i], c / 3, true, NULL, &err), &err, "export");
+        }
+        gpu_wait();
+        for (int layer = 0; layer < LAYERS; layer++)
+            assert_close(x[0].state[layer], x[1].state[layer], "export of what is beyond float16");
+        assert_same_faults(&p, dtypes[c % 3] == RSSM_DTYPE_FLOAT16 ? RSSM_FAULT_STATE : 0, "export of large states");
+        states_free(&x[0]);
+        states_free(&x[1]);
     }
     pair_free(&p);
 }
@@ -558,9 +613,9 @@ static array *convolve(const pair *p, const side *s, const conv_pass *pass)
     array *out = array_new(s, float_type(spec->io), 2, (const int64_t[]){pass->tokens, channels});
     array *weight = array_new(s, float_type(spec->io), 2, (const int64_t[]){channels, TAPS});
     array *bias = array_new(s, float_type(RSSM_DTYPE_FLOAT32), 1, &channels);
-    array_random(in, pass->seed);
-    array_random(weight, 77);
-    array_random(bias, 78);
+    array_random(in, 1, pass->seed);
+    array_random(weight, 1, 77);
+    array_random(bias, 1, 78);
     must(begin_rows(s, pass, slots, ends, rows, NULL, &err), &err, "begin");
     const DLTensor *roles[RSSM_T_COUNT] = {NULL};
     for (int layer = 0; layer < LAYERS; layer++) {
@@ -668,8 +723,8 @@ static job job_new(h_spec spec)
     j.flushed = states_new(&j.p, s, none, ROWS, RSSM_DTYPE_FLOAT32, RSSM_STATE_KV);
     j.imported = states_new(&j.p, s, none, ROWS, RSSM_DTYPE_BFLOAT16, RSSM_STATE_VK);
     for (int layer = 0; layer < LAYERS; layer++) {
-        array_random(j.imported.state[layer], (uint64_t)layer);
-        array_random(j.imported.conv[layer], (uint64_t)layer + 9);
+        array_random(j.imported.state[layer], 1, (uint64_t)layer);
+        array_random(j.imported.conv[layer], 1, (uint64_t)layer + 9);
     }
     return j;
 }
@@ -870,6 +925,7 @@ void add_slots(Suite *s)
     gpu_add_loop(t, a_fork_decodes_as_its_source, NUM_HOSTS);
     gpu_add_loop(t, exports, NUM_HOSTS);
     gpu_add_loop(t, imports, NUM_HOSTS);
+    gpu_add_loop(t, what_overflows, NUM_HOSTS);
     gpu_add_loop(t, flushes, NUM_HOSTS);
     gpu_add_loop(t, convolutions, NUM_HOSTS);
     gpu_add_loop(t, a_graph_of_slot_operations, NUM_HOSTS);
