@@ -322,8 +322,8 @@ DEVICE unsigned char *lane_column(const rssm_cuda_states &a, const matrix &to, c
     return to.data + (k * a.V + p.v) * DT::BYTES;
 }
 
-/* Eight channels each of a pass's two rows, of the 32 from n * 32 on, with the records if there are any. What is rounded to 16 bits
- * takes two terms of a number (2e-6), float32 three. */
+/* Eight channels each of a pass's two rows, of the 32 from n * 32 on, with the records if there are any. Two terms of a
+ * number (2e-6) are enough for what is rounded to 16 bits, where the other factor is exact. */
 template <class ST, class F, class DT, bool FOLD>
 DEVICE void form_eight(const rssm_cuda_states &a, const pass_pieces<ST> &x, const left_operand<F> &left,
                        const tile_memory *sh, int n, float y[2][8])
@@ -332,7 +332,7 @@ DEVICE void form_eight(const rssm_cuda_states &a, const pass_pieces<ST> &x, cons
     widen_eight(x.row[0] + n * PER, y[0], ST());
     widen_eight(x.row[1] + n * PER, y[1], ST());
     if (FOLD)
-        add_records<ST, F, DT::BYTES == 2 ? 2 : 3>(a, left, sh, n * 32, y);
+        add_records<ST, F, DT::BYTES == 2 && F::EXACT ? 2 : 3>(a, left, sh, n * 32, y);
 }
 
 /* A pass's pieces to rows of type DT. The products of a warp need all of its lanes: so those without rows only store nothing. */
