@@ -65,6 +65,13 @@ static void barrier()
         give_way();
 }
 
+#define __syncwarp meet
+static void meet()
+{
+    meetings[now]++;
+    give_way();
+}
+
 static int votes[MOST_THREADS];
 
 static int __syncthreads_or(int mine)

@@ -1,31 +1,13 @@
 /* The short convolution's kernels, compiled for the host and launched by the code that launches them on a GPU, against the
  * formula in double: every kernel, every dtype, plain passes and windows, rows that are padding or out of range, batches of more
- * rows than the grid. What may not be read is NaN, and every byte of the pool and of the outputs is accounted for. The threads of
- * a block run in turns from barrier to barrier. */
-#include "gpu/on_host.h"
+ * rows than the grid (block.h). What may not be read is NaN, and every byte of the pool and of the outputs is accounted for. */
+#include "gpu/block.h"
 
-#include <cstdio>
-#include <cstdlib>
-#include <ucontext.h>
-#include <vector>
-
-/* ---- a block ---------------------------------------------------------------------------------------------------- */
-
-enum { MAX_THREADS = 256, STACK = 1 << 16 };
-
-static ucontext_t scheduler, threads[MAX_THREADS];
-static char stacks[MAX_THREADS][STACK];
-static bool done[MAX_THREADS];
-
-/* Every thread of the block reaches each barrier: one turn of all brings them there. */
-static void meet()
-{
-    swapcontext(&threads[threadIdx.x], &scheduler);
-}
-#define __syncthreads meet
-#define __syncwarp    meet
+#undef __shared__
+#define __shared__ /* rings, below */
 
 #include "cuda/conv.cu"
+#include "gpu/numbers.h"
 
 extern "C" {
 #include "cuda/conv.h"
@@ -34,45 +16,20 @@ extern "C" {
 
 alignas(128) unsigned char rings[RSSM_CUDA_CONV_SHARED]; /* conv.cu's shared memory */
 
+template <void (*KERNEL)(const rssm_convolution)> static void call(const void *args)
+{
+    KERNEL(*static_cast<const rssm_convolution *>(args));
+}
+
 struct kernel {
     int number;
     const char *name;
-    void (*run)(const rssm_convolution);
+    void (*run)(const void *);
     int launches;
 };
-static kernel kernels[] = {{RSSM_KERNEL_CONV, "rssm_conv", rssm_conv, 0},
-                           {RSSM_KERNEL_CONV4, "rssm_conv4", rssm_conv4, 0},
-                           {RSSM_KERNEL_CONV_PAIRS, "rssm_conv_pairs", rssm_conv_pairs, 0}};
-
-static void (*kernel_now)(const rssm_convolution);
-static const rssm_convolution *args_now;
-
-static void thread_main()
-{
-    kernel_now(*args_now);
-    done[threadIdx.x] = true;
-    swapcontext(&threads[threadIdx.x], &scheduler);
-}
-
-static void run_block()
-{
-    memset(rings, 0xff, sizeof rings);
-    for (unsigned i = 0; i < blockDim.x; i++) {
-        done[i] = false;
-        getcontext(&threads[i]);
-        threads[i].uc_stack.ss_sp = stacks[i];
-        threads[i].uc_stack.ss_size = STACK;
-        makecontext(&threads[i], thread_main, 0);
-    }
-    for (unsigned left = blockDim.x; left > 0;)
-        for (unsigned i = 0; i < blockDim.x; i++) {
-            if (done[i])
-                continue;
-            threadIdx.x = i;
-            swapcontext(&scheduler, &threads[i]);
-            left -= done[i];
-        }
-}
+static kernel kernels[] = {{RSSM_KERNEL_CONV, "rssm_conv", call<rssm_conv>, 0},
+                           {RSSM_KERNEL_CONV4, "rssm_conv4", call<rssm_conv4>, 0},
+                           {RSSM_KERNEL_CONV_PAIRS, "rssm_conv_pairs", call<rssm_conv_pairs>, 0}};
 
 static int failed;
 
@@ -96,7 +53,7 @@ static bool is_aligned(int kernel, const rssm_convolution &a)
 extern "C" rssm_status rssm_cuda_run(rssm_cuda *, int kernel, const rssm_cuda_launch *how, const void *args, void *,
                                      const char *, rssm_error *)
 {
-    if (how->threads > MAX_THREADS || how->smem > sizeof rings) {
+    if (how->threads > MOST_THREADS || how->smem > sizeof rings) {
         printf("a launch of %u threads, %u bytes\n", how->threads, how->smem);
         failed++;
         return RSSM_OK;
@@ -104,40 +61,22 @@ extern "C" rssm_status rssm_cuda_run(rssm_cuda *, int kernel, const rssm_cuda_la
     failed += !is_aligned(kernel, *(const rssm_convolution *)args);
     for (struct kernel &k : kernels)
         if (k.number == kernel)
-            kernel_now = k.run, k.launches++;
-    args_now = (const rssm_convolution *)args;
+            work = k.run, k.launches++;
+    work_args = args;
     blockDim.x = how->threads;
     gridDim = {how->grid[0], how->grid[1], how->grid[2]};
     if (kernel == RSSM_KERNEL_CONV4 && gridDim.y > 4) /* as if a grid ended there: the rest in z */
         gridDim.z = (gridDim.y + 3) / 4, gridDim.y = 4;
     for (blockIdx.z = 0; blockIdx.z < gridDim.z; blockIdx.z++)
         for (blockIdx.y = 0; blockIdx.y < gridDim.y; blockIdx.y++)
-            for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++)
-                run_block();
+            for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) {
+                memset(rings, 0xff, sizeof rings);
+                run_block(how->threads);
+            }
     return RSSM_OK;
 }
 
 /* ---- numbers ---------------------------------------------------------------------------------------------------- */
-
-static uint64_t seed;
-
-static uint64_t draw()
-{
-    uint64_t z = seed += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-
-static int between(int low, int high)
-{
-    return low + (int)(draw() % (uint64_t)(high - low + 1));
-}
-
-static int bytes_of(int dtype)
-{
-    return dtype == F32 ? 4 : 2;
-}
 
 static double get(const void *p, int64_t i, int dtype)
 {

@@ -4,6 +4,7 @@
 #include "gpu/block.h"
 
 #include "cuda/slots.cu"
+#include "gpu/numbers.h"
 
 extern "C" {
 #include "cuda/instance.h"
@@ -69,30 +70,10 @@ extern "C" rssm_status rssm_cuda_leave(rssm_cuda *, CUresult, const char *, rssm
 
 /* ---- numbers ---------------------------------------------------------------------------------------------------- */
 
-static uint64_t seed;
-
-static uint64_t draw()
-{
-    uint64_t z = seed += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
-
-static int between(int low, int high)
-{
-    return low + (int)(draw() % (uint64_t)(high - low + 1));
-}
-
 /* Evenly in 0 .. 1. */
 static double part_of_one()
 {
     return (double)(draw() >> 11) * 0x1p-53;
-}
-
-static int bytes_of(int dtype)
-{
-    return dtype == F32 ? 4 : 2;
 }
 
 static double largest(int dtype)
