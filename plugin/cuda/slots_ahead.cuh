@@ -1,6 +1,6 @@
 /* What exports ask for while the kernel before still ends (stream_order.cuh): hints, by the slots and cursors as they are then.
  *
- * Exports of 34 to 53 MB on an H200 take 2 to 8 % less with it (docs/cuda.md, Slot operations).
+ * What it gave is in docs/cuda.md, Slot operations.
  */
 #ifndef RSSM_CUDA_SLOTS_AHEAD_CUH_
 #define RSSM_CUDA_SLOTS_AHEAD_CUH_
@@ -61,7 +61,7 @@ template <class ST, class F> DEVICE void ask_for_tile(const rssm_cuda_states &a)
     const int base = peek_before_wait(cursor), count = peek_before_wait(cursor + 1);
     if (base < 0 || base >= a.in.R || count <= 0 || count > a.in.L)
         return;
-    const block_tile t = find_tile<ST>(a, blockIdx.x);
+    const block_tile t = find_tile<ST>(a);
     const int rows = min(PASS_ROWS * tile_form<ST>::PASSES, a.group_heads * a.V - t.row);
     const int64_t row = (int64_t)t.group * a.group_heads * a.V + t.row;
     if (block < multiprocessors && t.channels == a.K)

@@ -70,10 +70,9 @@ DEVICE int quotient(int x, int y)
     return (int)(((float)x + 0.5f) * reciprocal((float)y));
 }
 
-/* Tile `number` of a slot. */
-template <class ST> DEVICE block_tile find_tile(const rssm_cuda_states &a, int number)
+template <class ST> DEVICE block_tile find_tile(const rssm_cuda_states &a)
 {
-    const int across = (a.K + TILE_CHANNELS - 1) / TILE_CHANNELS;
+    const int across = (a.K + TILE_CHANNELS - 1) / TILE_CHANNELS, number = blockIdx.x;
     const int line = across == 1 ? number : quotient(number, across), group = quotient(line, a.group_tiles);
     const int k0 = (number - line * across) * TILE_CHANNELS;
     return {group, (line - group * a.group_tiles) * PASS_ROWS * tile_form<ST>::PASSES, k0,
@@ -571,7 +570,7 @@ template <class ST>
 static __device__ __noinline__ void mend_taken(const rssm_cuda_states &a, unsigned char *data, int dtype, bool turned)
 {
     const matrix to = {data, dtype, false, 0};
-    const block_tile t = find_tile<ST>(a, blockIdx.x);
+    const block_tile t = find_tile<ST>(a);
     state_fault(a.in, true, RSSM_FAULTBIT_STATE);
     if (turned)
         mend_turned<ST>(a, to, t, take_rows<ST>(a, t, 0));
@@ -585,7 +584,7 @@ template <class ST, class LANES>
 static __device__ __noinline__ void mend_given(const rssm_cuda_states &a, unsigned char *data, int dtype)
 {
     const matrix to = {data, dtype, false, 0};
-    const block_tile t = find_tile<ST>(a, blockIdx.x);
+    const block_tile t = find_tile<ST>(a);
     state_fault(a.in, true, RSSM_FAULTBIT_STATE);
     for (int pass = 0; pass < tile_form<ST>::PASSES; ++pass)
         mend_pass<LANES>(a, to, t, find_rows(a, t, pass));
@@ -647,7 +646,7 @@ template <class ST, class F> DEVICE void take_tile(const rssm_cuda_states &a, ti
     hold(to_host);
     const pool_places places = ask_places(a.pool + blockIdx.z);
     const place conv = ask_place(&a.pool[blockIdx.z].conv);
-    const block_tile t = find_tile<ST>(a, blockIdx.x);
+    const block_tile t = find_tile<ST>(a);
     pass_rows rows[PASSES];
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass)
@@ -777,7 +776,7 @@ DEVICE void give_rest(const rssm_cuda_states &a, int64_t slot)
 template <class ST, class DT> DEVICE void give_rows(const rssm_cuda_states &a)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
-    const block_tile t = find_tile<ST>(a, blockIdx.x);
+    const block_tile t = find_tile<ST>(a);
     const unsigned char *const from = host_matrix(a, blockIdx.y).data;
     const place state = ask_place(&a.pool[blockIdx.z].state);
     pass_rows rows[PASSES];
@@ -803,7 +802,7 @@ template <class ST, class DT> DEVICE void give_rows(const rssm_cuda_states &a)
 template <class ST, class DT> DEVICE void give_columns(const rssm_cuda_states &a, turned_memory *sh)
 {
     constexpr int PASSES = tile_form<ST>::PASSES;
-    const block_tile t = find_tile<ST>(a, blockIdx.x);
+    const block_tile t = find_tile<ST>(a);
     const unsigned char *const from = host_matrix(a, blockIdx.y).data;
     const place state = ask_place(&a.pool[blockIdx.z].state);
     turned_pieces<ST> x[PASSES];

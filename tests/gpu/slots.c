@@ -111,6 +111,16 @@ static void run_passes(rig *r, int passes, uint64_t seed)
     }
 }
 
+/* The CPU's slots become the GPU's. */
+static void load_shadow(const pair *p)
+{
+    for (int64_t slot = 0; slot < SLOTS; slot++) {
+        unsigned char *stream = save(&p->sides[0], slot);
+        load(&p->sides[1], slot, stream);
+        free(stream);
+    }
+}
+
 /* Everything of every slot, the convolution's history too, as random numbers; then decoded on. */
 static pair pair_new(h_spec spec, uint64_t seed)
 {
@@ -119,11 +129,7 @@ static pair pair_new(h_spec spec, uint64_t seed)
     p.sides[1] = (side){cpu_instance(spec), false};
     rig_random_states(p.r, seed, 0, SLOTS);
     run_passes(p.r, 25, seed);
-    for (int64_t slot = 0; slot < SLOTS; slot++) {
-        unsigned char *stream = save(&p.sides[0], slot);
-        load(&p.sides[1], slot, stream);
-        free(stream);
-    }
+    load_shadow(&p);
     return p;
 }
 
@@ -509,11 +515,7 @@ START_TEST(what_overflows)
     import_large(&p, RSSM_STATE_VK, 2e5);
     run_passes(p.r, 12, 8);
     take_faults(&p.sides[0]);
-    for (int64_t slot = 0; slot < SLOTS; slot++) {
-        unsigned char *stream = save(&p.sides[0], slot);
-        load(&p.sides[1], slot, stream);
-        free(stream);
-    }
+    load_shadow(&p);
     for (int c = 0; c < 6; c++) {
         states x[2];
         for (int i = 0; i < 2; i++) {

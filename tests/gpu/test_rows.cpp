@@ -11,6 +11,8 @@
 #include "cuda/verify.cuh"
 #include "cuda/verify_cursor.cu"
 
+#include "gpu/numbers.h"
+
 extern "C" {
 #include "cpu/cpu.h"
 }
@@ -19,16 +21,7 @@ enum { ROUNDS = 20000, SLOTS = 5, ROWS = 4, ROW_STRIDE = 9, CURSOR_STRIDE = 5, T
 
 unsigned char rings[1]; /* conv.cu's shared memory: not touched here */
 
-static uint64_t seed;
 static int passed, failed;
-
-static uint64_t draw()
-{
-    uint64_t z = seed += 0x9E3779B97F4A7C15u;
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
-    return z ^ z >> 31;
-}
 
 /* low .. high, and now and then one beside them or far away. */
 static int32_t near(int32_t low, int32_t high)
