@@ -7,6 +7,7 @@
 #include "core/decode.h"
 #include "core/error.h"
 #include "core/validate.h"
+#include "revision.h"
 #include "version.h"
 
 /* core/step.h repeats these so that kernels need no public header. */

@@ -26,4 +26,4 @@ revision=$(git describe --always)
 meson setup "$work/build" "$source" --buildtype=debug -Dcuda=disabled -Dtests=false >> "$work/log"
 ninja -C "$work/build" plugin/replayssm.so examples/replayssm-run >> "$work/log" || { tail -n 40 "$work/log"; exit 1; }
 "$work/build/examples/replayssm-run" "$source/configs/kimi-linear-48b-a3b.json" --tp 8 --batch 1 --steps 4 --check
-grep -q "RSSM_GIT_REVISION \"$revision\"" "$work/build/plugin/version.h" || { echo "the tarball does not know its revision, $revision"; exit 1; }
+grep -q "RSSM_GIT_REVISION \"$revision\"" "$work/build/plugin/revision.h" || { echo "the tarball does not know its revision, $revision"; exit 1; }
