@@ -52,13 +52,11 @@ static bool fits_conv4(const rssm_convolution *c)
 
 static rssm_cuda_launch launch4(const rssm_convolution *c)
 {
-    const int64_t channels = RSSM_CUDA_CONV4_LANES * 16 / size_of(c->in.dtype); /* of a block */
-    const uint32_t rows = c->B >= RSSM_CUDA_CONV4_MANY ? RSSM_CUDA_CONV4_ROWS : 1;
-    const uint32_t threads = rows * RSSM_CUDA_CONV4_LANES;
-    const int64_t down = rssm_cuda_parts(c->B, rows);
+    const uint32_t threads = RSSM_CUDA_CONV4_THREADS;
+    int64_t channels = threads * 16 / size_of(c->in.dtype); /* of a block */
     return (rssm_cuda_launch){
-        .grid = {(uint32_t)rssm_cuda_parts(c->channels, channels), rssm_cuda_at_most(down, MAX_GRID_Y),
-                 (uint32_t)rssm_cuda_parts(down, MAX_GRID_Y)},
+        .grid = {(uint32_t)rssm_cuda_parts(c->channels, channels), rssm_cuda_at_most(c->B, MAX_GRID_Y),
+                 (uint32_t)rssm_cuda_parts(c->B, MAX_GRID_Y)},
         .threads = threads,
         .smem = threads * RSSM_CUDA_CONV4_SHARED,
     };

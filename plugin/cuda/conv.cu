@@ -19,7 +19,7 @@ struct conv_row {
 
 DEVICE void conv_fault(const rssm_convolution &a, uint32_t bit)
 {
-    if (a.fault && threadIdx.x % 32 == 0 && blockIdx.x == 0)
+    if (a.fault && threadIdx.x == 0 && blockIdx.x == 0)
         atomicOr(a.fault, bit);
 }
 
@@ -611,7 +611,7 @@ template <class ST> DEVICE void conv4(const rssm_convolution &a, int64_t b, cons
 template <class ST> DEVICE void conv4_warp(const rssm_convolution &a, int64_t b, unsigned char *shared, ST st)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int64_t first = ((int64_t)blockIdx.x * RSSM_CUDA_CONV4_LANES + threadIdx.x % RSSM_CUDA_CONV4_LANES - lane) * ST::CHUNK;
+    const int64_t first = ((int64_t)blockIdx.x * blockDim.x + warp * 32) * ST::CHUNK;
     if (first < a.channels)
         conv4(a, b,
               {first, (int)min((int64_t)32, (a.channels - first) / ST::CHUNK), lane,
@@ -619,16 +619,14 @@ template <class ST> DEVICE void conv4_warp(const rssm_convolution &a, int64_t b,
               st);
 }
 
-/* Everything in 16-byte pieces; weight and bias of the inputs' type. z, y, then RSSM_CUDA_CONV4_LANES of threads = rows: those of a
- * block share its weights in the L1 cache. */
-extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV4_ROWS *RSSM_CUDA_CONV4_LANES, 16 / RSSM_CUDA_CONV4_ROWS)
+/* Everything in 16-byte pieces; weight and bias of the inputs' type. z, y = rows. */
+extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV4_THREADS, 16)
     rssm_conv4(const __grid_constant__ rssm_convolution a)
 {
     extern __shared__ __align__(128) unsigned char rings[];
-    const int row = threadIdx.x / RSSM_CUDA_CONV4_LANES, rows = blockDim.x / RSSM_CUDA_CONV4_LANES;
-    const int64_t b = ((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * rows + row;
+    const int64_t b = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (threadIdx.x % RSSM_CUDA_CONV4_LANES == 0 && b < a.B) /* what all else waits for */
+    if (threadIdx.x == 0 && b < a.B) /* what all else waits for */
         ask_line_into_l2(a.rows + b * a.rows_row);
 #endif
     wait_for_predecessors();

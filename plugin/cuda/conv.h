@@ -6,10 +6,8 @@ enum {
     RSSM_CUDA_CONV_TAPS = 8,       /* up to this width a channel's weights stay in registers  */
     RSSM_CUDA_CONV_THREADS = 128,  /* channels of a block, one a thread, while ...            */
     RSSM_CUDA_CONV_SHARED = 49152, /* ... their rings fit here; else fewer                    */
-    RSSM_CUDA_CONV4_LANES = 64,    /* threads of rssm_conv4 for a row of a block, ...         */
-    RSSM_CUDA_CONV4_SHARED = 48,   /* ... bytes of each of them ...                           */
-    RSSM_CUDA_CONV4_ROWS = 4,      /* ... and rows of a block, ...                            */
-    RSSM_CUDA_CONV4_MANY = 256,    /* ... where there are so many; else one                   */
+    RSSM_CUDA_CONV4_THREADS = 64,  /* of a block of rssm_conv4, and ...                       */
+    RSSM_CUDA_CONV4_SHARED = 48,   /* ... bytes of each of them                               */
 
     /* rssm_conv_pairs: rows on their way and at hand, bytes before the first of them, threads at most and blocks of so many
      * on a multiprocessor. */

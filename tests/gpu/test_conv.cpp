@@ -31,7 +31,7 @@ static kernel kernels[] = {{RSSM_KERNEL_CONV, "rssm_conv", call<rssm_conv>, 0},
                            {RSSM_KERNEL_CONV4, "rssm_conv4", call<rssm_conv4>, 0},
                            {RSSM_KERNEL_CONV_PAIRS, "rssm_conv_pairs", call<rssm_conv_pairs>, 0}};
 
-static int failed, several_rows; /* launches with several rows a block */
+static int failed;
 
 static bool starts_at(const void *data, int64_t row, int dtype, int bytes)
 {
@@ -62,7 +62,6 @@ extern "C" rssm_status rssm_cuda_run(rssm_cuda *, int kernel, const rssm_cuda_la
     for (struct kernel &k : kernels)
         if (k.number == kernel)
             work = k.run, k.launches++;
-    several_rows += kernel == RSSM_KERNEL_CONV4 && how->threads > RSSM_CUDA_CONV4_LANES;
     work_args = args;
     blockDim.x = how->threads;
     gridDim = {how->grid[0], how->grid[1], how->grid[2]};
@@ -288,10 +287,6 @@ static wish draw_wish()
     w.width = draw() % 8 ? 4 : between(2, 9);
     w.channels = draw() % 3 ? 8 * between(1, 70) : between(1, 300);
     w.B = draw() % 4 ? between(1, 6) : between(7, 40);
-    if (draw() % 8 == 0) { /* several rows a block */
-        w.B = RSSM_CUDA_CONV4_MANY + between(-1, 9);
-        w.channels = draw() % 3 ? 8 * between(1, 70) : between(1, 40);
-    }
     w.shift = draw() % 3 ? 0 : between(1, 4);
     w.other_weights = draw() % 3 == 0;
     return w;
@@ -308,8 +303,6 @@ int main(int argc, char **argv)
         printf("%s: %d launches\n", k.name, k.launches);
         failed += k.launches < rounds / 20;
     }
-    printf("several rows a block: %d launches\n", several_rows);
-    failed += several_rows == 0;
     printf("%d rounds, %d failed\n", rounds, failed);
     return failed != 0;
 }
