@@ -141,6 +141,7 @@ stage_fuzz() {
 # One file per process: clang-tidy 14 mixes up the va_lists of several.
 stage_lint() {
     [ -f build-clang/build.ninja ] || CC=clang meson setup build-clang --fatal-meson-warnings --werror -Dcuda=disabled > /dev/null || return 1
+    ninja -C build-clang plugin/revision.h > /dev/null || return 1
     check "cppcheck" cppcheck --quiet --std=c11 --enable=warning,performance,portability --inline-suppr \
         --suppressions-list=tests/cppcheck.txt --error-exitcode=1 -j 2 -Iabi -Iplugin -D__x86_64__ -D__linux__ \
         -D__BYTE_ORDER__=1 -D__ORDER_LITTLE_ENDIAN__=1 plugin/core plugin/cpu plugin/cuda examples
