@@ -619,6 +619,23 @@ template <class ST> DEVICE void conv4_warp(const rssm_convolution &a, int64_t b,
               st);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+/* Hints for what this block reads of row b: its slot, which all else waits for, and in the blocks that start first also its rings. */
+DEVICE void ask_ahead(const rssm_convolution &a, int64_t b)
+{
+    const int32_t *const row = a.rows + b * a.rows_row;
+    ask_line_into_l2(row);
+    if (blockIdx.y * gridDim.x + blockIdx.x >= RSSM_CUDA_CONV4_AHEAD)
+        return;
+    const int32_t slot = peek_before_wait(row);
+    const int size = a.in.dtype == F32 ? 4 : 2, across = blockDim.x * 16 / size; /* channels of a block */
+    const int64_t first = (int64_t)blockIdx.x * across;
+    const int channels = (int)min((int64_t)across, a.channels - first);
+    if (slot >= 0 && slot < a.S)
+        ask_into_l2(element(a.conv.data, slot * a.conv.slot + first * COLUMNS, a.in.dtype), channels * COLUMNS * size);
+}
+#endif
+
 /* Everything in 16-byte pieces; weight and bias of the inputs' type. z, y = rows. */
 extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV4_THREADS, 16)
     rssm_conv4(const __grid_constant__ rssm_convolution a)
@@ -626,8 +643,8 @@ extern "C" __global__ void __launch_bounds__(RSSM_CUDA_CONV4_THREADS, 16)
     extern __shared__ __align__(128) unsigned char rings[];
     const int64_t b = (int64_t)blockIdx.z * gridDim.y + blockIdx.y;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0 && b < a.B) /* what all else waits for */
-        ask_line_into_l2(a.rows + b * a.rows_row);
+    if (threadIdx.x == 0 && b < a.B)
+        ask_ahead(a, b);
 #endif
     wait_for_predecessors();
     let_successors_start();

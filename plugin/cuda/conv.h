@@ -8,6 +8,7 @@ enum {
     RSSM_CUDA_CONV_SHARED = 49152, /* ... their rings fit here; else fewer                    */
     RSSM_CUDA_CONV4_THREADS = 64,  /* of a block of rssm_conv4, and ...                       */
     RSSM_CUDA_CONV4_SHARED = 48,   /* ... bytes of each of them                               */
+    RSSM_CUDA_CONV4_AHEAD = 1024,  /* blocks that ask for their rings before their turn       */
 
     /* rssm_conv_pairs: rows on their way and at hand, bytes before the first of them, threads at most and blocks of so many
      * on a multiprocessor. */

@@ -18,7 +18,7 @@ BRA = 0x947
 BRANCH = {BRA, 0x949, 0x944, 0x94D, 0x950}  # BRX, CALL, EXIT, RET
 
 # Kernels that may ask before they wait, and how many words they may read for it.
-HINTS = {"rssm_conv4": 0, "rssm_verify_kda_f32_v128_t128_w4": 1}
+HINTS = {"rssm_conv4": 1, "rssm_verify_kda_f32_v128_t128_w4": 1}
 # slots_ahead.cuh: an entry of 32 or 64 bits, where and how far apart four tensors are, two words of a cursor.
 HINTS |= {f"rssm_slots_take_{state}_{ring}": 12
           for state in ("f32", "bf16", "f16") for ring in ("scalar_bf16", "kda_bf16", "any_ring")}
