@@ -2,7 +2,7 @@
 """The page of `replayssm-plan --html`: well-formed, alone, escaped, written whole or not at all, every number of its tables and
 the lengths in its charts those of `--json` of a plan of its own; and, where there is a Chromium, looked at (browser.py).
 
-    check.py PLAN PLUGIN CONFIG ...
+    check.py PLAN PLUGIN [--few] CONFIG ...      (--few: with fewer sets of options)
 """
 import json
 import os
@@ -271,7 +271,8 @@ def check_sizes(folder):
     check(not os.path.exists(target), "a refused plan leaves no page")
 
 
-PLAN, PLUGIN, configs = sys.argv[1], sys.argv[2], sys.argv[3:]
+FEW = sys.argv[3] == "--few"
+PLAN, PLUGIN, configs = sys.argv[1], sys.argv[2], sys.argv[3 + FEW:]
 OPTIONS = [["--memory", "8GiB"], ["--tp", "4", "--rank", "1", "--memory", "40GiB", "--draft", "3", "--conv"],
            ["--state", "bf16", "--bandwidth", "3.35TB/s", "--ring", "16"],
            ["--tp", "2", "--slots", "500000", "--draft", "40", "--bandwidth", "200GB"], ["--ring", "1", "--memory", "900MB"]]
@@ -279,7 +280,7 @@ OPTIONS = [["--memory", "8GiB"], ["--tp", "4", "--rank", "1", "--memory", "40GiB
 with tempfile.TemporaryDirectory() as folder:
     pages = {}
     for at, path in enumerate(configs):
-        for options in OPTIONS if at == 0 else [OPTIONS[at % len(OPTIONS)]]:
+        for options in OPTIONS[:2 if FEW else None] if at == 0 else [OPTIONS[at % len(OPTIONS)]]:
             case = Case(path, options, folder)
             for one in (check_alone, check_ranks, check_lengths, check_sessions, check_time, check_drafts):
                 one(case)

@@ -169,6 +169,7 @@ typedef struct h_tests {
     int timeout;           /* seconds for one of them [H_TIMEOUT] */
     const char *extension; /* id that they need, or NULL */
     bool ours;             /* of this plugin alone: nothing that the ABI promises */
+    bool lengthy;          /* the same lines many times; for Check: tagged `lengthy` */
 } h_tests;
 
 void h_add(h_suite *suite, const h_tests *tests);

@@ -9,6 +9,8 @@ void h_add(h_suite *suite, const h_tests *tests)
 {
     TCase *tcase = tcase_create(tests->name);
     tcase_set_timeout(tcase, tests->timeout ? tests->timeout : H_TIMEOUT);
+    if (tests->lengthy)
+        tcase_set_tags(tcase, "lengthy");
     tcase_add_loop_test(tcase, tests->test, 0, tests->count);
     suite_add_tcase(suite->suite, tcase);
 }

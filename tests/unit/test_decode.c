@@ -1045,13 +1045,17 @@ END_TEST
 
 void decode_tests(h_suite *suite);
 
-static void add(h_suite *suite, const TTest *const *const *tests, size_t count)
+static void add(h_suite *suite, const TTest *const *const *tests, size_t count, bool lengthy)
 {
     for (size_t i = 0; i < count; i++)
-        h_add(suite, &(h_tests){.name = (*tests[i])->name, .test = *tests[i], .count = DC_NUM_ENGINES, .timeout = 240});
+        h_add(suite, &(h_tests){.name = (*tests[i])->name,
+                                .test = *tests[i],
+                                .count = DC_NUM_ENGINES,
+                                .timeout = 240,
+                                .lengthy = lengthy});
 }
 
-#define ADD(tests) add(suite, tests, sizeof(tests) / sizeof((tests)[0]))
+#define ADD(tests, lengthy) add(suite, tests, sizeof(tests) / sizeof((tests)[0]), lengthy)
 
 void decode_tests(h_suite *suite)
 {
@@ -1072,10 +1076,10 @@ void decode_tests(h_suite *suite)
                             .test = bar_S_of_every_dtype,
                             .count = DC_NUM_ENGINES * NUM_RING_LENGTHS,
                             .timeout = 240});
-    ADD(sizes);
-    ADD(memory);
-    ADD(same_bits);
-    ADD(long_runs);
+    ADD(sizes, false);
+    ADD(memory, false);
+    ADD(same_bits, false);
+    ADD(long_runs, true);
 }
 
 #ifndef RSSM_CONFORM
