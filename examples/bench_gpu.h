@@ -31,6 +31,7 @@ typedef struct gpu_case {
 /* Nanoseconds of the calling thread. */
 typedef struct host_cost {
     summary validate, decode, decode_skip, empty;
+    summary over_empty; /* decode - empty, each of one round */
 } host_cost;
 
 typedef struct gpu_outcome {

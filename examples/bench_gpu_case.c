@@ -263,35 +263,39 @@ static int call_once(gpu_bench *b, run *r, host_call kind, const rssm_decode_arg
     }
 }
 
-/* A few calls on an idle stream, over and over. */
-static int time_call(gpu_bench *b, run *r, host_call kind, summary *ns)
+/* A few calls on an idle stream. */
+static int time_calls(gpu_bench *b, run *r, host_call kind, double *ns)
 {
-    double samples[HOST_SAMPLES];
     const rssm_decode_args args = run_first_call(r, kind == CALL_DECODE_SKIP ? RSSM_SKIP_VALIDATE : 0);
-    for (int i = -1; i < HOST_SAMPLES; i++) {
-        int failed = 0, code = gpu_sync(&b->g);
-        const double start = stats_seconds();
-        for (int call = 0; call < HOST_CALLS; call++)
-            failed |= call_once(b, r, kind, &args);
-        const double seconds = stats_seconds() - start;
-        if (code != EXIT_OK)
-            return code;
-        if (failed)
-            return host_refuse(&r->host, "a call failed while its time was taken");
-        samples[i < 0 ? 0 : i] = 1e9 * seconds / HOST_CALLS;
-    }
-    *ns = stats_summary(samples, HOST_SAMPLES);
-    return gpu_sync(&b->g);
+    int failed = 0, code = gpu_sync(&b->g);
+    const double start = stats_seconds();
+    for (int call = 0; call < HOST_CALLS; call++)
+        failed |= call_once(b, r, kind, &args);
+    *ns = 1e9 * (stats_seconds() - start) / HOST_CALLS;
+    if (code == EXIT_OK && failed)
+        code = host_refuse(&r->host, "a call failed while its time was taken");
+    return code;
 }
 
+/* The kinds in turn, over and over: a processor's pace changes from one moment to the next. */
 static int measure_host(gpu_bench *b, run *r, host_cost *out)
 {
-    int code = time_call(b, r, CALL_VALIDATE, &out->validate);
-    if (code == EXIT_OK)
-        code = time_call(b, r, CALL_DECODE, &out->decode);
-    if (code == EXIT_OK)
-        code = time_call(b, r, CALL_DECODE_SKIP, &out->decode_skip);
-    return code == EXIT_OK ? time_call(b, r, CALL_EMPTY, &out->empty) : code;
+    double ns[HOST_CALLS_KINDS][HOST_SAMPLES], over_empty[HOST_SAMPLES];
+    int code = EXIT_OK;
+    for (int i = -1; i < HOST_SAMPLES && code == EXIT_OK; i++) {
+        const int at = i < 0 ? 0 : i;
+        for (int kind = 0; kind < HOST_CALLS_KINDS && code == EXIT_OK; kind++)
+            code = time_calls(b, r, (host_call)kind, &ns[kind][at]);
+        over_empty[at] = ns[CALL_DECODE][at] - ns[CALL_EMPTY][at];
+    }
+    if (code != EXIT_OK)
+        return code;
+    out->validate = stats_summary(ns[CALL_VALIDATE], HOST_SAMPLES);
+    out->decode = stats_summary(ns[CALL_DECODE], HOST_SAMPLES);
+    out->decode_skip = stats_summary(ns[CALL_DECODE_SKIP], HOST_SAMPLES);
+    out->empty = stats_summary(ns[CALL_EMPTY], HOST_SAMPLES);
+    out->over_empty = stats_summary(over_empty, HOST_SAMPLES);
+    return gpu_sync(&b->g);
 }
 
 /* ---- all rows together ------------------------------------------------------------------------------------------ */

@@ -42,8 +42,10 @@ static void print_extras(FILE *text, const gpu_outcome *c)
                 c->together, c->spread);
     if (c->host.empty.median > 0.0)
         fprintf(text,
-                "    host, ns: validate %.0f, decode %.0f (validated before: %.0f), launch of an empty kernel %.0f\n",
-                c->host.validate.median, c->host.decode.median, c->host.decode_skip.median, c->host.empty.median);
+                "    host, ns: validate %.0f, decode %.0f (validated before: %.0f), launch of an empty kernel %.0f, "
+                "decode over it %.0f\n",
+                c->host.validate.median, c->host.decode.median, c->host.decode_skip.median, c->host.empty.median,
+                c->host.over_empty.median);
 }
 
 void bench_gpu_print_case(const gpu_bench *b, const gpu_outcome *c)
@@ -99,6 +101,7 @@ static void json_host(json *out, const host_cost *cost)
     bench_json_summary(out, "decode", &cost->decode);
     bench_json_summary(out, "decode_skip_validate", &cost->decode_skip);
     bench_json_summary(out, "empty_launch", &cost->empty);
+    bench_json_summary(out, "decode_over_empty_launch", &cost->over_empty);
     json_end(out);
 }
 

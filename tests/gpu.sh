@@ -132,6 +132,7 @@ part_test() {
 # many of the kernels' mbarriers are alive at once, for whole grids.
 sanitized() { # tool args...
     local tool=$1 part parts=$(($(nproc) > 12 ? 4 : 2))
+    [ "$tool" = synccheck ] && parts=$((parts * 2)) # the slowest
     shift
     for ((part = 0; part < parts; part++)); do
         one "$tool-$part" compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 "$@" \
