@@ -59,7 +59,7 @@ template <class ST, class F> DEVICE void ask_for_tile(const rssm_cuda_states &a)
         return;
     const int32_t *const cursor = a.in.cursor + slot * a.in.cursor_slot;
     const int base = peek_before_wait(cursor), count = peek_before_wait(cursor + 1);
-    if (base < 0 || base >= a.in.R || count <= 0 || count > a.in.L)
+    if (base < 0 || base >= a.in.R || count <= 0 || count > RSSM_MOST_RECORDS(a.in.L))
         return;
     const block_tile t = find_tile<ST>(a);
     const int rows = min(PASS_ROWS * tile_form<ST>::PASSES, a.group_heads * a.V - t.row);
