@@ -1,18 +1,40 @@
 #include "fake_cuda.h"
 #include "fake_host.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_DEPTH = 16, FAKE_SMS = 4, H200_SHARED = 227 * 1024, MAGIC = 0x4b43, MAX_NAMES = 512 };
+enum { FAKE_SMS = 4, H200_SHARED = 227 * 1024, MAGIC = 0x4b43, MAX_NAMES = 512 };
 
-static fake_cuda state = {.missing = -1, .failed = -1, .devices = 1, .memory = INT64_MAX, .shared = H200_SHARED};
+static _Thread_local fake_contexts contexts;
 
-static CUcontext stack[MAX_DEPTH]; /* below state.current */
-static CUresult lost;              /* the error that ended the context */
-static int owner;                  /* who called cuInit: of no use in its forked children */
+static fake_contexts *contexts_here(void)
+{
+    return &contexts;
+}
+
+#define FRESH \
+    .contexts = contexts_here, .missing = -1, .failed = -1, .devices = 1, .memory = INT64_MAX, .shared = H200_SHARED
+static fake_cuda state = {FRESH};
+
+static CUresult lost; /* the error that ended the context */
+static int owner;     /* who called cuInit: of no use in its forked children */
+
+static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
+
+int fake_enter(void)
+{
+    return pthread_mutex_lock(&driver);
+}
+
+void fake_leave(const int *entered)
+{
+    (void)entered;
+    pthread_mutex_unlock(&driver);
+}
 
 typedef struct block {
     struct block *next;
@@ -63,16 +85,10 @@ __attribute__((visibility("default"))) void fake_cuda_reset(void)
 {
     free_blocks();
     free_libraries();
-    memset(stack, 0, sizeof stack);
+    contexts = (fake_contexts){.depth = 0};
     lost = CUDA_SUCCESS;
     owner = 0;
-    state = (fake_cuda){.missing = -1,
-                        .failed = -1,
-                        .devices = 1,
-                        .memory = INT64_MAX,
-                        .shared = H200_SHARED,
-                        .capability = 9,
-                        .version = 13000};
+    state = (fake_cuda){FRESH, .capability = 9, .version = 13000};
 }
 
 /* ---- counting and failing --------------------------------------------------------------------------------------- */
@@ -111,7 +127,7 @@ static CUresult in_context(int entry)
     CUresult result = counted(entry);
     if (result)
         return result;
-    if (!state.current)
+    if (!contexts.current)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "no current context");
     if (state.faulted && !lost)
         lost = state.faulted;
@@ -135,6 +151,7 @@ RSSM_CUDA_ENTRIES(PUBLIC)
 
 static CUresult on_init(unsigned flags)
 {
+    ALONE;
     CUresult result = counted(FAKE_init);
     if (result)
         return result;
@@ -144,13 +161,14 @@ static CUresult on_init(unsigned flags)
 
 static CUresult on_driver_version(int *version)
 {
+    ALONE;
     *version = state.version;
     return counted(FAKE_driver_version);
 }
 
 static CUresult on_error_string(CUresult error, const char **text)
 {
-    static char message[64];
+    static _Thread_local char message[64];
     snprintf(message, sizeof message, "fake error %d", (int)error);
     *text = message;
     return CUDA_SUCCESS; /* not counted: it is of no use to fail it again */
@@ -158,6 +176,7 @@ static CUresult on_error_string(CUresult error, const char **text)
 
 static CUresult on_device_count(int *count)
 {
+    ALONE;
     CUresult result = counted(FAKE_device_count);
     if (!result)
         *count = state.devices;
@@ -166,6 +185,7 @@ static CUresult on_device_count(int *count)
 
 static CUresult on_device_get(CUdevice *device, int ordinal)
 {
+    ALONE;
     CUresult result = counted(FAKE_device_get);
     if (result)
         return result;
@@ -177,6 +197,7 @@ static CUresult on_device_get(CUdevice *device, int ordinal)
 
 static CUresult on_device_attribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
+    ALONE;
     CUresult result = counted(FAKE_device_attribute);
     if (result)
         return result;
@@ -199,6 +220,7 @@ static CUresult on_device_attribute(int *value, CUdevice_attribute attribute, CU
 
 static CUresult on_primary_retain(CUcontext *context, CUdevice device)
 {
+    ALONE;
     CUresult result = counted(FAKE_primary_retain);
     if (result)
         return result;
@@ -210,6 +232,7 @@ static CUresult on_primary_retain(CUcontext *context, CUdevice device)
 
 static CUresult on_primary_release(CUdevice device)
 {
+    ALONE;
     CUresult result = counted(FAKE_primary_release);
     if (result)
         return result;
@@ -223,33 +246,36 @@ static CUresult on_primary_release(CUdevice device)
 
 static CUresult on_push(CUcontext context)
 {
+    ALONE;
     CUresult result = counted(FAKE_push);
     if (result)
         return result;
     if (context == PRIMARY && state.retained == 0)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "push of a context that is gone");
-    if (state.depth == MAX_DEPTH)
+    if (contexts.depth == FAKE_DEPTH)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "too many pushes");
-    stack[state.depth++] = state.current;
-    state.current = context;
+    contexts.below[contexts.depth++] = contexts.current;
+    contexts.current = context;
     return CUDA_SUCCESS;
 }
 
 static CUresult on_pop(CUcontext *context)
 {
+    ALONE;
     CUresult result = counted(FAKE_pop);
     if (result)
         return result;
-    if (state.depth == 0)
+    if (contexts.depth == 0)
         return misused(CUDA_ERROR_INVALID_CONTEXT, "pop without a push");
-    *context = state.current;
-    state.current = stack[--state.depth];
+    *context = contexts.current;
+    contexts.current = contexts.below[--contexts.depth];
     return CUDA_SUCCESS;
 }
 
 static CUresult on_library_load(CUlibrary *out, const void *code, CUjit_option *options, void **values, unsigned n,
                                 CUlibraryOption *more, void **more_values, unsigned m)
 {
+    ALONE;
     CUresult result = in_context(FAKE_library_load);
     if (result)
         return result;
@@ -269,6 +295,7 @@ static CUresult on_library_load(CUlibrary *out, const void *code, CUjit_option *
 
 static CUresult on_library_unload(CUlibrary handle)
 {
+    ALONE;
     CUresult result = in_context(FAKE_library_unload);
     for (library **at = &libraries; *at; at = &(*at)->next)
         if (*at == (library *)(void *)handle) {
@@ -283,6 +310,7 @@ static CUresult on_library_unload(CUlibrary handle)
 
 static CUresult on_library_kernel(CUkernel *kernel, CUlibrary handle, const char *name)
 {
+    ALONE;
     CUresult result = in_context(FAKE_library_kernel);
     if (result)
         return result;
@@ -301,6 +329,7 @@ static CUresult on_library_kernel(CUkernel *kernel, CUlibrary handle, const char
 
 static CUresult on_kernel_function(CUfunction *function, CUkernel kernel)
 {
+    ALONE;
     CUresult result = in_context(FAKE_kernel_function);
     if (!result)
         *function = (CUfunction)(void *)kernel;
@@ -309,6 +338,7 @@ static CUresult on_kernel_function(CUfunction *function, CUkernel kernel)
 
 static CUresult on_function_set(CUfunction function, CUfunction_attribute attribute, int value)
 {
+    ALONE;
     CUresult result = in_context(FAKE_function_set);
     if (result)
         return result;
@@ -330,6 +360,7 @@ static int starts_early(const CUlaunchConfig *c)
 
 static CUresult on_launch(const CUlaunchConfig *c, CUfunction f, void **parameters, void **extra)
 {
+    ALONE;
     CUresult result = in_context(FAKE_launch);
     if (result)
         return result;
@@ -355,6 +386,7 @@ static CUresult on_launch(const CUlaunchConfig *c, CUfunction f, void **paramete
 
 static CUresult on_mem_alloc(CUdeviceptr *ptr, size_t bytes)
 {
+    ALONE;
     CUresult result = in_context(FAKE_mem_alloc);
     if (result)
         return result;
@@ -376,6 +408,7 @@ static CUresult on_mem_alloc(CUdeviceptr *ptr, size_t bytes)
 
 static CUresult on_mem_free(CUdeviceptr ptr)
 {
+    ALONE;
     CUresult result = in_context(FAKE_mem_free);
     for (block **at = &blocks; *at; at = &(*at)->next)
         if ((*at)->data == (char *)(uintptr_t)ptr) {
@@ -392,6 +425,7 @@ static CUresult on_mem_free(CUdeviceptr ptr)
 
 static CUresult on_memset8(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
+    ALONE;
     CUresult result = in_context(FAKE_memset8);
     state.stream_of[FAKE_memset8] = (void *)stream;
     if (!result)
@@ -401,6 +435,7 @@ static CUresult on_memset8(CUdeviceptr to, unsigned char value, size_t bytes, CU
 
 static CUresult on_to_host(void *to, CUdeviceptr from, size_t bytes, CUstream stream)
 {
+    ALONE;
     CUresult result = in_context(FAKE_to_host);
     state.stream_of[FAKE_to_host] = (void *)stream;
     if (!result)
@@ -410,6 +445,7 @@ static CUresult on_to_host(void *to, CUdeviceptr from, size_t bytes, CUstream st
 
 static CUresult on_to_device(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)
 {
+    ALONE;
     CUresult result = in_context(FAKE_to_device);
     state.stream_of[FAKE_to_device] = (void *)stream;
     if (!result)
@@ -419,6 +455,7 @@ static CUresult on_to_device(CUdeviceptr to, const void *from, size_t bytes, CUs
 
 static CUresult on_stream_sync(CUstream stream)
 {
+    ALONE;
     CUresult result = in_context(FAKE_stream_sync);
     state.stream_of[FAKE_stream_sync] = (void *)stream;
     if (!result && fake_host_captures && fake_host_captures())

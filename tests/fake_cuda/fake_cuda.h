@@ -1,7 +1,7 @@
 /* A CUDA driver for tests: libcuda.so.1 on host memory, without a GPU. Kernels do not run, they are recorded. It counts
  * every call, keeps the books of memory, libraries and contexts, and fails the call that a test names.
  *
- * One instance per process: the test and the plugin dlopen the same file. Not for several threads at once. */
+ * One instance per process: the test and the plugin dlopen the same file. Threads take turns; each has its own current contexts. */
 #ifndef RSSM_TESTS_FAKE_CUDA_H_
 #define RSSM_TESTS_FAKE_CUDA_H_
 
@@ -27,7 +27,17 @@ typedef struct fake_launch {
     void *stream;
 } fake_launch;
 
+enum { FAKE_DEPTH = 16 };
+
+/* The current contexts of a thread. */
+typedef struct fake_contexts {
+    CUcontext below[FAKE_DEPTH]; /* `depth` of them */
+    int64_t depth;
+    CUcontext current; /* NULL = none */
+} fake_contexts;
+
 typedef struct fake_cuda {
+    fake_contexts *(*contexts)(void); /* of the thread that asks */
     /* Knobs. */
     int64_t fail_at; /* this call, counted from 1 over all entries, does not happen and returns fail_with; 0 = none */
     CUresult fail_with; /* an error that ends a context stays: every later call that needs one returns it too        */
@@ -47,8 +57,6 @@ typedef struct fake_cuda {
     char misused[FAKE_NAME];
     /* What is held now. */
     int64_t allocations, bytes, libraries, retained;
-    int64_t depth;     /* of the stack of current contexts */
-    CUcontext current; /* NULL = none                      */
     int64_t launches;
     fake_launch launch[FAKE_LAUNCHES]; /* the latest, number n at n % FAKE_LAUNCHES */
     void *stream_of[FAKE_ENTRIES];     /* last stream given to a copy, a memset or a wait */

@@ -73,25 +73,24 @@ struct CUgraph_st {
     size_t count, room;
 };
 
-static CUgraph recording; /* NULL: work runs at once */
+static _Thread_local CUgraph recording; /* NULL: work runs at once */
 
 /* Streams that the legacy one does not wait for. */
 enum { STREAMS = 8 };
-static struct own_stream {
-    int taken, busy; /* busy: work since the last wait */
-} own_streams[STREAMS];
+static char own_streams[STREAMS];               /* 1: taken; its place is the stream */
+static _Thread_local int busy_streams[STREAMS]; /* work of this thread since its last wait */
 
 static void set_busy(void *stream, int busy)
 {
     for (int i = 0; i < STREAMS; i++)
         if (stream == &own_streams[i])
-            own_streams[i].busy = busy;
+            busy_streams[i] = busy;
 }
 
 static CUresult no_race(void)
 {
     for (int i = 0; i < STREAMS; i++)
-        if (own_streams[i].busy)
+        if (busy_streams[i])
             return CUDA_ERROR_ILLEGAL_STATE;
     return CUDA_SUCCESS;
 }
@@ -172,13 +171,13 @@ ENTRY CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 
 ENTRY CUresult cuCtxGetCurrent(CUcontext *context)
 {
-    *context = fake_cuda_state()->current;
+    *context = fake_cuda_state()->contexts()->current;
     return CUDA_SUCCESS;
 }
 
 ENTRY CUresult cuCtxSetCurrent(CUcontext context)
 {
-    fake_cuda_state()->current = context;
+    fake_cuda_state()->contexts()->current = context;
     return CUDA_SUCCESS;
 }
 
@@ -187,7 +186,7 @@ ENTRY CUresult cuCtxSynchronize(void)
     if (recording)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     for (int i = 0; i < STREAMS; i++)
-        own_streams[i].busy = 0;
+        busy_streams[i] = 0;
     return CUDA_SUCCESS;
 }
 
@@ -250,11 +249,12 @@ ENTRY CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t byt
 
 ENTRY CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
+    ALONE;
     static int place;
     *stream = (CUstream)(void *)&place;
     for (int i = 0; i < STREAMS && flags; i++)
-        if (!own_streams[i].taken) {
-            own_streams[i].taken = 1;
+        if (!own_streams[i]) {
+            own_streams[i] = 1;
             *stream = (CUstream)(void *)&own_streams[i];
             break;
         }
@@ -263,9 +263,11 @@ ENTRY CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 
 ENTRY CUresult cuStreamDestroy_v2(CUstream stream)
 {
+    ALONE;
+    set_busy(stream, 0);
     for (int i = 0; i < STREAMS; i++)
         if ((void *)stream == &own_streams[i])
-            own_streams[i] = (struct own_stream){0};
+            own_streams[i] = 0;
     return CUDA_SUCCESS;
 }
 

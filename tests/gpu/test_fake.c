@@ -392,7 +392,7 @@ START_TEST(what_an_instance_holds)
     MUST(&r, prepare);
     ck_assert_int_eq(fake->retained, 1);
     ck_assert_int_gt(fake->libraries, 0);
-    ck_assert_int_eq(fake->depth, 0);
+    ck_assert_int_eq(fake->contexts()->depth, 0);
     int64_t calls = fake->calls, bytes = fake->bytes;
     MUST(&r, prepare); /* does nothing */
     ck_assert_int_eq(fake->calls, calls);
@@ -773,12 +773,12 @@ START_TEST(the_current_context_stays_the_hosts)
     run_new(&r, tuned());
     for (int i = 0; i < NUM_ACTIONS; i++) {
         MUST(&r, scenario[i]);
-        ck_assert_ptr_eq(fake->current, FAKE_HOST_CONTEXT);
-        ck_assert_int_eq(fake->depth, 1);
+        ck_assert_ptr_eq(fake->contexts()->current, FAKE_HOST_CONTEXT);
+        ck_assert_int_eq(fake->contexts()->depth, 1);
     }
     run_free(&r);
-    ck_assert_ptr_eq(fake->current, FAKE_HOST_CONTEXT);
-    ck_assert_int_eq(fake->depth, 1);
+    ck_assert_ptr_eq(fake->contexts()->current, FAKE_HOST_CONTEXT);
+    ck_assert_int_eq(fake->contexts()->depth, 1);
     assert_nothing_held("after teardown");
 }
 END_TEST
@@ -1020,8 +1020,8 @@ static void check_books(const char *where)
                   (long long)fake->allocations, (long long)fake->libraries, (long long)fake->retained);
     ck_assert_msg(fake->allocations + fake->libraries + fake->retained <= 1, "%s: more than one thing is left", where);
     ck_assert_msg(fake->misuse == 0, "%s: %s", where, fake->misused);
-    ck_assert_msg(fake->depth == (entry == FAKE_pop), "%s: %lld contexts are still pushed", where,
-                  (long long)fake->depth);
+    ck_assert_msg(fake->contexts()->depth == (entry == FAKE_pop), "%s: %lld contexts are still pushed", where,
+                  (long long)fake->contexts()->depth);
 }
 
 /* The n-th call of the driver fails; false when there are fewer. */
@@ -1187,7 +1187,7 @@ START_TEST(a_stream_in_error)
         }
         run_free(&r);
         assert_nothing_held("after the device was lost");
-        ck_assert_int_eq(fake->depth, 0);
+        ck_assert_int_eq(fake->contexts()->depth, 0);
         fake->faulted = CUDA_SUCCESS;
         run_new(&r, tuned());
         for (int i = 0; i < NUM_ACTIONS; i++)
